@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn bench`: a sweep, its tables, and what it is compared with.
+// `ringattn bench`: a sweep, its tables, and comparisons with other measurements.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace ringattn {
 
 namespace {
 
-// Files to compare with, read before anything is measured: one that has no such job would be noticed too late.
+// Files to compare with. They are read before anything is measured, so that a file without such a job is refused early.
 struct Yardsticks {
   std::vector<BenchPoint> against;
   std::vector<BenchPoint> baseline;
@@ -60,7 +60,7 @@ Yardsticks read_yardsticks(const JobOptions& options, const std::vector<Setting>
   return yardsticks;
 }
 
-// Prints each point that is slower than the gate lets through, or that the baseline has and this run doesn't. Returns
+// Prints each point that is slower than the gate allows, and each point of the baseline that this run lacks. Returns
 // the exit code.
 int check_baseline(const Screen& screen, const JobOptions& options, std::span<const BenchPoint> points,
                    std::span<const BenchPoint> baseline) {
@@ -110,7 +110,7 @@ int check_baseline(const Screen& screen, const JobOptions& options, std::span<co
   return 0;
 }
 
-// Every rank measures at once, as the kernels of the job run, and with as many threads; the slowest counts.
+// Every rank measures at the same time, with as many threads as the kernels of the job. The slowest rank counts.
 SgemmRate sgemm_of(const Config& config, OpJob& job, Transport& world) {
   const Collective collective(world, Timeouts(config.options.timeout));
   job.prepare(world, library_options(config));
@@ -157,7 +157,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
                        kind == BenchKind::kStep ? "a decode step" : "--op " + settings.front().job.op),
            "it is for jobs that send K/V blocks around the ring", "Give --against FILE, a file of measured lines.");
     }
-    library_options(config);  // throws for what they can't be
+    library_options(config);  // throws if they are invalid
     if (first) {
       check_outputs(invocation);
       yardsticks = read_yardsticks(options, settings, world.size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where `bench` writes what it has measured: the points as --output says, and the report of --json.
+// Where `bench` writes its measurements: the points as --output says, and the report of --json.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ namespace ringattn {
 // Throws kUsage if several flags write to stdout.
 void check_one_stdout(const Config& config);
 
-// Writes the points as --output says. With jsonl their lines are on stdout already, and the table goes to stderr.
+// Writes the points as --output says. With jsonl the lines are already on stdout, so the table goes to stderr.
 void write_table(const Screen& screen, const JobOptions& options, const Table& table);
 
 // `sgemm`: operations per second. `code`: the exit code.

@@ -41,8 +41,8 @@ BenchJob read_job(const Json& job) {
   result.batch = job.at("batch").get<std::int64_t>();
   result.seq = job.value("seq", std::int64_t{0});
   result.source = job.value("source", "");
-  if (job.contains("page_size")) result.kind = BenchKind::kStep;  // only steps have it
-  // Lines of the default op, or of its steps, may leave the op out.
+  if (job.contains("page_size")) result.kind = BenchKind::kStep;  // only decode steps have it
+  // Lines of the default op, or of its decode steps, may omit the op.
   const OpEntry& usual = *op_table().front();
   const std::string op = job.value("op", std::string(result.kind == BenchKind::kStep ? usual.steps : usual.name));
   const OpEntry* const entry = find_op(op);
@@ -73,7 +73,7 @@ BenchPoint read_point(const Json& line) {
   point.job = read_job(line.at("job"));
   point.samples = line.at("samples").get<std::int64_t>();
   point.error = line.value("error", "");
-  // What only our own lines have.
+  // Only our own lines have these members.
   point.mode = line.value("mode", std::string(kWholeMode));
   if (point.mode == "folds") point.mode = kComputeMode;  // lines before schema 2
   point.layout = line.value("layout", "");
@@ -135,7 +135,7 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
       json.member("us", point.ms.median * 1e3).member("gb_per_s", point.gb_per_s);
       if (!is_peer) json.member("digest", point.digest);
     }
-    if (job.kind == BenchKind::kStep || is_peer) {  // what these don't measure and don't estimate
+    if (job.kind == BenchKind::kStep || is_peer) {  // figures that these do not measure or estimate
       json.key("exposed_comm_ms").null().key("estimated_ms").null();
     } else {
       json.member("exposed_comm_ms", point.exposed_comm_ms).key("estimated_ms");
@@ -189,11 +189,11 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
       points.push_back(read_point(parsed));
     } catch (const Json::exception& error) {
       const std::string_view what = error.what();  // "[json.exception.out_of_range.403] key 'kernel' not found"
-      fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path),
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is not a complete point", number, path),
            std::string(what.substr(what.find(' ') + 1)), kAdvice);
     }
     if (const BenchPoint& point = points.back(); point.measured() && !(point.ms.median > 0.0)) {
-      fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path),
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is not a complete point", number, path),
            fmt::format("its median is {} ms", point.ms.median), kAdvice);
     }
   }

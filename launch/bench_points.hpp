@@ -18,7 +18,7 @@ namespace ringattn {
 class JsonWriter;
 
 inline constexpr std::string_view kBenchSchema = "ringattn.bench/2";
-inline constexpr std::string_view kFirstBenchSchema = "ringattn.bench/1";  // read too, with the names of its day
+inline constexpr std::string_view kFirstBenchSchema = "ringattn.bench/1";  // read, too, with its older names
 
 // Whole runs, or the same kernels without transfers.
 inline constexpr std::string_view kWholeMode = "whole";
@@ -37,8 +37,8 @@ struct BenchPoint {
   BenchJob job;
   std::string layout;
   std::int64_t stripe = 0;
-  std::int64_t block = 0;   // tokens of a block as asked for; 0: the plan's choice
-  std::int64_t blocks = 0;  // that the plan has
+  std::int64_t block = 0;   // requested tokens per block; 0: the plan's choice
+  std::int64_t blocks = 0;  // number of blocks of the plan
   bool overlap = true;
   std::int64_t samples = 0;
   SampleTimes ms;
@@ -54,18 +54,18 @@ struct BenchPoint {
   bool measured() const { return samples > 0 && error.empty(); }
 };
 
-// One object: a line, if `json` isn't pretty. `arguments`: the command line.
+// One JSON object: a single line unless `json` is pretty. `arguments`: the command line.
 void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std::string> arguments);
 
 // The members of the object "job" of a line.
 void write_bench_job(JsonWriter& json, const BenchJob& job);
 
-// The points of a file of lines, at most 16 MiB; other objects, such as those of older schemas, are left out. Throws
-// kFile for a file that can't be read, a line that is no JSON object or longer than 64 KiB, a point without its
-// members, and for no point at all. `flag` names the file in messages.
+// The points of a file of lines, at most 16 MiB. Other objects, such as those of older schemas, are skipped. Throws
+// kFile for a file that can't be read, a line that is not a JSON object or is longer than 64 KiB, a point with missing
+// members, and a file without points. `flag` names the file in messages.
 std::vector<BenchPoint> read_points(const std::string& path, std::string_view flag);
 
-// "ringattn sm80_attention, p2p", "pytorch sdpa cudnn": who measured.
+// The program that measured the point: "ringattn sm80_attention, p2p", "pytorch sdpa cudnn".
 std::string who(const BenchPoint& point);
 
 }  // namespace ringattn

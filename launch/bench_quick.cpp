@@ -38,11 +38,12 @@ struct Series {
   std::string_view flags;     // of bench
   std::int64_t total_tokens;  // short sequences are batched up to it; 0: --batch says
   double exponent;            // the time of a sequence grows with this power of its tokens
-  std::array<int, 5> sizes;   // tokens of a sequence, ascending; 0: no more
-  bool all;                   // every size that there is time for but the first, else the largest
+  std::array<int, 5> sizes;   // tokens of a sequence, ascending; the rest is 0
+  bool all;  // true: measure every size except the first, as time permits; false: only the largest possible one
 };
 
-// The first size of a series is small enough for any machine. It is in the table only where there is no time for more.
+// The first size of a series is small enough for any machine. It is in the table only if there is no time for a larger
+// one.
 constexpr Series kOnGpu[] = {
     {"d128-h32/8-causal", "--heads 32 --kv-heads 8", 16384, 2.0, {512, 1024, 8192, 32768, 131072}, true},
     {"d128-h32/8-full", "--heads 32 --kv-heads 8 --mask full", 0, 2.0, {1024, 8192, 32768}, false},
@@ -61,19 +62,19 @@ constexpr Series kOnCpu[] = {
     {"4096-to-4096", "--op linear --in-features 4096 --out-features 4096", 0, 1.0, {32, 128, 512, 2048}, false},
 };
 
-constexpr double weight(const Series& series) { return series.all ? 3.0 : 1.0; }  // of the time
+constexpr double weight(const Series& series) { return series.all ? 3.0 : 1.0; }  // share of the time
 
 std::int64_t sequences(const Series& series, std::int64_t size) {
   return std::max<std::int64_t>(1, series.total_tokens / size);
 }
 
-// What the time grows with.
+// The time of a job is proportional to this.
 double work(const Series& series, std::int64_t size) {
   return static_cast<double>(sequences(series, size)) * std::pow(static_cast<double>(size), series.exponent);
 }
 
-// --samples of a job whose run takes `seconds`: as usual where runs are short, else as many as half a second has, at
-// least 3.
+// --samples of a job whose run takes `seconds`: the usual number if runs are short, otherwise as many as fit into half
+// a second, but at least 3.
 std::int64_t samples_for(double seconds) {
   constexpr double kSampled = 0.5;
   if (seconds * 10.0 <= kSampled) return 0;
@@ -123,14 +124,14 @@ class QuickBench {
   int run();
 
  private:
-  double seconds() const { return planned_.seconds() + planned_.overdue(); }  // since the beginning
+  double seconds() const { return planned_.seconds() + planned_.overdue(); }  // since the start
   double seconds_left() const { return -planned_.overdue(); }
 
   Invocation invocation_of(const Series& series, std::int64_t size, std::int64_t samples) const;
-  // Whether the kernels work on a GPU, and threads of one that does not.
+  // Returns whether the kernels work on a GPU, and the number of threads if they do not.
   std::pair<bool, int> find_device();
   BenchPoint measure_ours(const Series& series, std::int64_t size, std::int64_t samples, BenchLines& lines);
-  // `share`: seconds for all of it.
+  // `share`: seconds for the whole series.
   void measure_series(const Series& series, double share);
   void measure_row(const Series& series, std::int64_t size, double seconds);
   void note(const Series& series, const BenchPoint& point, std::string_view who);
@@ -216,12 +217,12 @@ void QuickBench::measure_row(const Series& series, std::int64_t size, double run
 void QuickBench::measure_series(const Series& series, double share) {
   const double end = seconds() + share;
   const std::int64_t first = series.sizes.front();
-  double setup_of_token = 0.0;                               // seconds, above all for making the input
-  double seconds_of_work = 0.0;                              // of a run
-  double peer_share = peer_->version().empty() ? 0.0 : 1.0;  // the peer's time by ours
+  double setup_of_token = 0.0;                               // seconds, mostly to generate the input
+  double seconds_of_work = 0.0;                              // seconds of a run per unit of work()
+  double peer_share = peer_->version().empty() ? 0.0 : 1.0;  // the peer's time divided by ours
   BenchLines none{JobOptions()};
   const auto tokens = [&](std::int64_t size) { return static_cast<double>(sequences(series, size) * size); };
-  // One sample, which also loads what the first run loads.
+  // Takes one sample, which also includes one-time costs of the first run, such as loading modules.
   const auto probe = [&](std::int64_t size) {
     const double begin = seconds();
     const BenchPoint point = measure_ours(series, size, 1, none);

@@ -46,7 +46,7 @@ std::vector<Setting> open_settings(const Config& config, Transport& world, const
   std::vector<Setting> settings;
   const auto add = [&](const Config& one) {
     const std::shared_ptr<OpJob> job = open_job(one, OpUse::kBench, world, collective);
-    // Rows that are only read and written move in no blocks.
+    // Jobs that only read and write rows have no blocks.
     const BenchJob shown = job->bench_job(config.given("input") ? options.input : std::string());
     for (const std::int64_t block : shown.kind == BenchKind::kStream ? std::vector<std::int64_t>{0} : blocks) {
       settings.push_back({job, shown, block});
@@ -108,7 +108,7 @@ void Sweep::measure(const Setting& setting, bool only) {
     setting.opened->release();
   } catch (const AgreedError& error) {
     setting.opened->release();
-    // Every rank knows of it.
+    // Every rank throws this error.
     if (only || (error.code() != ErrorCode::kMemory && error.code() != ErrorCode::kUnsupported)) throw;
     BenchPoint point;
     point.job = setting.job;

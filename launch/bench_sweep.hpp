@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The points of a sweep: what is measured, and what is kept of it.
+// The points of a sweep: which points are measured, and which of their figures are kept.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +27,16 @@ struct Setting {
   std::int64_t block = 0;  // tokens; 0: the plan's choice
 };
 
-// Lengths × block sizes, or the file of --input × block sizes. Jobs whose cache, or latents in rows, no kernel decodes
-// are measured as attention where decode was chosen only by the file's tensors or by a default. Collective. Throws
+// Lengths × block sizes, or the file of --input × block sizes. If decode was chosen only by the file's tensors or by a
+// default, and no kernel decodes the cache or the latents in rows, the job is measured as attention. Collective. Throws
 // kUsage and kFile.
 std::vector<Setting> open_settings(const Config& config, Transport& world, const Collective& collective);
 
-// The lines of --jsonl and of --output jsonl, written as they come: a sweep that is ended early leaves what it has
-// measured.
+// The lines of --jsonl and of --output jsonl. Each is written at once, so a sweep that is interrupted leaves the points
+// that it has measured.
 class BenchLines {
  public:
-  // The file is opened by the first line.
+  // The first line opens the file.
   explicit BenchLines(const JobOptions& options);
   // Throws kFile.
   void write(const BenchPoint& point, std::span<const std::string> arguments);
@@ -45,20 +45,21 @@ class BenchLines {
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
-  std::string_view stdout_flag_;  // whose lines go to stdout; empty: nobody's
+  std::string_view stdout_flag_;  // the flag whose lines go to stdout; empty: none
   std::string path_;              // empty: no file
   std::unique_ptr<std::FILE, Close> file_;
 };
 
-// What follows is collective.
+// All members are collective.
 class Sweep {
  public:
   // `lines`: where rank 0 writes its points.
   Sweep(const Invocation& invocation, Transport& world, const Screen& screen, BenchLines& lines);
 
-  // `only`: there is no other point, so a failure is the command's; else a job that doesn't fit is an answer.
+  // `only`: there is no other point, so the command fails with it. Otherwise a job that doesn't fit is a result of the
+  // sweep.
   void measure(const Setting& setting, bool only);
-  // Plans the point and says what would be measured.
+  // Plans the point and prints what would be measured.
   void describe(const Setting& setting);
   const std::vector<BenchPoint>& points() const { return points_; }
   // The failure of the first point that can't be measured.

@@ -14,7 +14,7 @@ bool comparable(const BenchPoint& left, const BenchPoint& right) {
   return left.measured() && right.measured() && left.world == right.world && left.job == right.job;
 }
 
-// One decimal: in TFLOP/s if any line of the table reaches 1 TFLOP/s, in GFLOP/s if none does, as on a CPU.
+// With one decimal: in TFLOP/s if any line of the table reaches 1 TFLOP/s, otherwise (as on a CPU) in GFLOP/s.
 std::string rate_text(double tflops, bool tera) { return fmt::format("{:.1f}", tera ? tflops : tflops * 1e3); }
 
 bool in_tera(std::span<const BenchPoint> points) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn collect-env`: what a bug report should contain. It reads no flags, no configuration and no environment
-// variables of flags, so that it works where these are what is wrong.
+// `ringattn collect-env`: the facts that a bug report needs. It reads no flags, no configuration and no environment
+// variables of flags, so that it works even if these are wrong.
 #pragma once
 
 #include <string>

@@ -32,7 +32,7 @@ const FlagRow* flag_or_counterpart(unsigned command, std::string_view name) {
   return nullptr;
 }
 
-// The suggestion for a flag that other programs have. Empty if kOtherSpellings does not have the name.
+// The suggestion for a flag that only other programs have. Empty if kOtherSpellings does not list the name.
 std::string suggestion_for(unsigned command, std::string_view other) {
   const auto* const found = std::ranges::find(kOtherSpellings, other, &OtherSpelling::other);
   if (found == std::end(kOtherSpellings)) return {};
@@ -66,7 +66,7 @@ std::string suggestion_for(unsigned command, std::string_view other) {
   }
   if (elsewhere != 0) {
     const FlagRow* const same = flag_or_counterpart(command, stem);
-    fail(ErrorCode::kUsage, fmt::format("--{} is no flag of {}", stem, command_name),
+    fail(ErrorCode::kUsage, fmt::format("--{} is not a flag of {}", stem, command_name),
          fmt::format("it belongs to {}", command_names(elsewhere)),
          same != nullptr ? fmt::format("Did you mean --{}?", same->name) : help);
   }

@@ -13,16 +13,16 @@
 
 namespace ringattn {
 
-// What a subcommand works with. `arguments` is the whole command line, for reports.
+// The input of a subcommand. `arguments` is the whole command line, for reports.
 struct Invocation {
   Config config;
   std::vector<std::string> arguments;
-  bool first_process = true;          // without a world: this process speaks for all
-  std::string transport_reason;       // what was passed over, and why
+  bool first_process = true;          // without a world: this process prints for all
+  std::string transport_reason;       // transports that were passed over, and why
   ReportFile* report_file = nullptr;  // set before a command runs
 };
 
-// Ranks that verify makes in this process where neither --ranks nor mpirun says how many.
+// The number of ranks that verify makes in this process if neither --ranks nor mpirun sets it.
 inline constexpr int kLargestLocalWorld = 7;
 
 struct CommandRow {
@@ -31,10 +31,10 @@ struct CommandRow {
   std::string_view summary;
   std::string_view examples[2];
   std::string_view description;
-  // Whether it needs ranks for this configuration; otherwise it runs once, without a world, on the first process. What
-  // that one prints and its code are the job's: the others leave with 0.
+  // Whether the command needs ranks for this configuration. Otherwise it runs once, without a world, on the first
+  // process. That process prints for the job and returns its exit code, and the other processes exit with 0.
   bool (*needs_world)(const Config& config);
-  // How many ranks to make in this process; nothing: one, or those that mpirun has started.
+  // The number of ranks to make in this process. Nothing: one rank, or those that mpirun has started.
   std::optional<int> (*ranks)(const Config& config);
   // Runs on every rank (`world`), or once with nullptr. Returns the exit code; throws Error.
   int (*main)(const Invocation& invocation, Transport* world);

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kPrefix[] = {"RINGATTN_"};
 
-// The row of `key` that serves `command`; else any row of that key, else null.
+// The row of `key` that serves `command`, or else any row of that key, or null.
 const FlagRow* find_flag(std::string_view key, unsigned command) {
   const FlagRow* elsewhere = nullptr;
   for (const FlagRow& row : flag_table()) {
@@ -32,7 +32,7 @@ const FlagRow* find_flag(std::string_view key, unsigned command) {
   return elsewhere;
 }
 
-// "Try --seq 16k, the default.", in the words of the layer that `origin` names.
+// "Try --seq 16k, the default.", in the syntax of the layer that `origin` names.
 std::string suggested_value(const FlagRow& row, Source source, std::string_view origin) {
   const bool is_switch = row.kind == FlagKind::kSwitch;
   const bool example = is_switch || !row.example.empty();
@@ -44,8 +44,7 @@ std::string suggested_value(const FlagRow& row, Source source, std::string_view 
   return fmt::format("Try --{} {}, {}.", row.name, value, what);
 }
 
-// Takes `text` over into `options` and `value`. `origin` names it in messages: "--mask", "RINGATTN_MASK", "mask in
-// job.toml".
+// Stores `text` in `options` and `value`. `origin` names it in messages: "--mask", "RINGATTN_MASK", "mask in job.toml".
 void apply(Config& config, const FlagRow& row, const std::string& text, Source source, std::string_view origin) {
   try {
     row.apply(config.options, text);
@@ -62,9 +61,9 @@ void apply(Config& config, const FlagRow& row, const std::string& text, Source s
   }
 }
 
-// Throws kUsage if `text`, the value of `key` in the environment or the config file, is a word of another command's
-// flag of that name, which has a key of its own: `output = "csv"` asks `bench` for CSV, and `run` would write a file
-// csv.
+// In the environment and the config file, a flag of another command with the same name may have a key of its own.
+// Throws kUsage if `text`, the value of `key` there, is one of the words of that other flag: with `output = "csv"` a
+// user asks `bench` for CSV, and `run` would write a file named csv.
 void check_meaning(unsigned command, std::string_view key, std::string_view text, Source source,
                    std::string_view origin) {
   const auto named = [key](const FlagRow& row) { return row.name == key; };
@@ -80,7 +79,7 @@ void check_meaning(unsigned command, std::string_view key, std::string_view text
 }
 
 void check_environment_names(std::span<const EnvironmentEntry> entries) {
-  // Without the prefix, which would make them all look alike.
+  // The common prefix is removed, because it would make all names look alike.
   const auto stem = [](const std::string& name) { return name.substr(kPrefix[0].size()); };
   std::vector<std::string> known;
   for (const FlagRow& row : flag_table()) known.push_back(stem(environment_variable(row.key())));
@@ -229,7 +228,7 @@ std::string print_config(const Config& config, const InputShape* shape) {
   const OpEntry& op = op_entry(shape != nullptr ? shape->at("op") : config.options.op);
   for (const ConfigValue& value : config.values) {
     const std::string_view name = value.row->name, key = value.row->key();
-    if (name == "config" || name == "print-config") continue;  // would act again when the file is read
+    if (name == "config" || name == "print-config") continue;  // they would act again when the file is read
     if (comes_from_input(config, value)) {
       const auto said = shape == nullptr ? InputShape::const_iterator() : shape->find(name);
       text += shape == nullptr       ? fmt::format("# {} comes from the input\n", name)
@@ -262,7 +261,7 @@ std::string config_difference(const std::string& mine, const std::string& other)
   const auto value = [at](const std::string& text) {
     const std::size_t begin = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;
     const std::string line = text.substr(begin, text.find('\n', begin) - begin);
-    if (line.starts_with("# ")) return fmt::format("--{}", line.substr(2));  // of a flag without a value
+    if (line.starts_with("# ")) return fmt::format("--{}", line.substr(2));  // a flag without a value
     const std::size_t equals = line.find(" = ");
     const std::size_t source = line.rfind("  # ");
     if (equals == std::string::npos || source == std::string::npos) return line;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Subcommands of ops that make a file of a file: `ringattn compress`, `ringattn quantize`.
+// Subcommands of ops that convert one file to another: `ringattn compress`, `ringattn quantize`.
 #include <fmt/format.h>
 
 #include <algorithm>

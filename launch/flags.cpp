@@ -204,7 +204,7 @@ constexpr FlagRow kTable[] = {
     {"rope-dim", 0, kJobs, kSomeOps, FlagGroup::kShape, FlagKind::kNumber, "DR", "64",
      "dimension of the rotary part of q and k", set_count<&JobOptions::rope_dim, 1 << 16>},
     {"latent-dim", 0, kJobs | kCompress, kSomeOps, FlagGroup::kShape, FlagKind::kNumber, "DL", "",
-     "dimension of the latents [512]; with a file only where neither w_uk nor w_uv gives it", set_count<&JobOptions::latent_dim, 1 << 16>, "512", true},
+     "dimension of the latents [512]; with a file only if neither w_uk nor w_uv gives it", set_count<&JobOptions::latent_dim, 1 << 16>, "512", true},
     {"state-dim", 0, kJobs, kSomeOps, FlagGroup::kShape, FlagKind::kNumber, "N", "128",
      "dimension of the SSM state; 16 for selective_scan", set_count<&JobOptions::state_dim, 1 << 16>},
     {"groups", 0, kJobs, kSomeOps, FlagGroup::kShape, FlagKind::kNumber, "G", "1",
@@ -213,7 +213,7 @@ constexpr FlagRow kTable[] = {
      "width of a causal convolution with bias and SiLU before the SSM, 2 to 4; 0: none; 4 for conv1d",
      [](JobOptions& options, std::string_view text) { options.conv_width = static_cast<int>(parse_integer(text, 0, 4)); }, "4"},
     {"model-config", 0, kJobs, kAllOps, FlagGroup::kShape, FlagKind::kText, "FILE", "",
-     "config.json of a Hugging Face model; gives what no flag says: heads, dims, mask, window, scale, soft cap, SSM shape", set_path<&JobOptions::model_config>, "config.json", true},
+     "config.json of a Hugging Face model; sets what no flag sets: heads, dims, mask, window, scale, soft cap, SSM shape", set_path<&JobOptions::model_config>, "config.json", true},
     {"layer", 0, kJobs, kAllOps, FlagGroup::kShape, FlagKind::kNumber, "N", "",
      "layer of --model-config, from 0; required where layers differ",
      [](JobOptions& options, std::string_view text) { options.layer = parse_integer(text, 0, 1 << 16); }, "0", true},
@@ -229,7 +229,7 @@ constexpr FlagRow kTable[] = {
     {"sinks", 0, kJobs, kSomeOps, FlagGroup::kShape, FlagKind::kSwitch, "", "off",
      "attention sinks: a learned logit for each query head", set_switch<&JobOptions::sinks>},
     {"dlse", 0, kJobs, kSomeOps, FlagGroup::kShape, FlagKind::kSwitch, "", "off",
-     "gradient of LSE beside that of out", set_switch<&JobOptions::dlse>},
+     "gradient of LSE in addition to that of out", set_switch<&JobOptions::dlse>},
 
     // Numerics
     {"mask", 0, kJobs | kCompress, kSomeOps, FlagGroup::kNumerics, FlagKind::kText, "full|causal", "causal",
@@ -260,14 +260,14 @@ constexpr FlagRow kTable[] = {
        if (choice < 2) options.form = static_cast<MlaForm>(choice);
      }},
     {"dt-softplus", 0, kJobs, kSomeOps, FlagGroup::kNumerics, FlagKind::kText, "auto|on|off", "auto",
-     "apply softplus to dt after its bias; auto: where there is a bias",
+     "apply softplus to dt after its bias; auto: if there is a bias",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"auto", "on", "off"};
        const std::size_t choice = parse_choice(text, kChoices);
        options.dt_softplus = choice == 0 ? std::nullopt : std::optional(choice == 1);
      }},
     {"dt-limit", 0, kJobs, kSomeOps, FlagGroup::kNumerics, FlagKind::kText, "MIN,MAX", "",
-     "clamp dt after bias and softplus; inf is no limit [none]", set_dt_limit, "0,inf"},
+     "clamp dt after bias and softplus; inf means no limit [none]", set_dt_limit, "0,inf"},
     {"softmax-scale", 0, kJobs | kCompress, kSomeOps, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
      "scores are multiplied by it [1/sqrt(head-dim + rope-dim); required for absorbed queries without --model-config]",
      [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }, "0.125"},

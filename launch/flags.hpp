@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of flags. A flag is one row, and the row gives all its layers: the long flag on the command line, its
-// environment variable RINGATTN_KEY, its key in a config file, its line in --help. A config file and the environment
-// serve all commands, so a key has one meaning: a flag that means something else in another command has a key of its
-// own there. Settings that only one op has are rows of that op's entry (ops/jobs/op_entry.hpp). Tests iterate the
-// table.
+// The table of flags. A flag is one row, and the row defines all its layers: the long flag on the command line, its
+// environment variable RINGATTN_KEY, its key in a config file, and its line in --help. A config file and the
+// environment serve all commands, so a key has one meaning. A flag that means something else in another command has its
+// own key there. Settings that only one op has are rows of that op's entry (ops/jobs/op_entry.hpp). Tests iterate over
+// the table.
 #pragma once
 
 #include <span>
@@ -51,25 +51,25 @@ using FlagKind = SettingKind;
 
 struct FlagRow {
   std::string_view name;  // without the dashes
-  char letter;            // of a short flag, or 0
+  char letter;            // short flag, or 0
   unsigned commands;
-  bool of_all_ops;  // else of those whose entry has it; a command without an op takes the flag in any case
+  bool of_all_ops;  // true: all ops have it; false: ops whose entry lists it. Commands without an op always accept it
   FlagGroup group;
   FlagKind kind;
   std::string_view value;     // what --help shows after the flag; empty for a switch
   std::string_view fallback;  // the default, as text that `set` takes; empty: unset
   std::string_view help;
   void (*set)(JobOptions& options, std::string_view text);
-  std::string_view example = {};    // what a message suggests where there is no default, or none that says enough
-  bool beside_input = false;        // a flag of the shape that may stand beside an input file
+  std::string_view example = {};    // shown in messages if there is no default, or if the default is no helpful example
+  bool beside_input = false;        // a flag of the shape that may be given together with an input file
   std::string_view off = {};        // the value that leaves the setting out
-  const SettingRow* own = nullptr;  // a setting of one op, which `set` is not for
-  std::string_view own_key = {};    // the key where it isn't the name
+  const SettingRow* own = nullptr;  // a setting of one op, for which `set` is not used
+  std::string_view own_key = {};    // the key if it differs from the name
 
   std::string_view key() const { return own_key.empty() ? name : own_key; }
   // Returns true if `text` is one of the words that `value` lists, as csv is of "table|md|csv|jsonl".
   bool lists(std::string_view text) const;
-  // Takes over a value; throws BadValue.
+  // Stores a value; throws BadValue.
   void apply(JobOptions& options, std::string_view text) const;
 };
 

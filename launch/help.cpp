@@ -29,7 +29,8 @@ constexpr std::string_view kExitCodes =
     "  6  a peer failed, or a wait was too long\n"
     "  7  a bug\n";
 
-// Appends `text`, wrapped at spaces, and a line break. The text begins at column `indent`, and so do its other lines.
+// Appends `text`, wrapped at spaces, and a line break. The text begins at column `indent`, and continuation lines are
+// indented to it.
 void append_wrapped(std::string& target, std::string_view text, std::size_t indent) {
   std::size_t column = indent;
   bool first = true;

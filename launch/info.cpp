@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn info`: what there is here, and why what isn't there isn't.
+// `ringattn info`: what this build and machine have, and why other things are missing.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -234,7 +234,7 @@ int measure_here(const Invocation& invocation, Transport& world) {
     }
     check_new_file(options.machine, options.force, "machine");
   });
-  Config without_model = config;  // --machine names what is written here
+  Config without_model = config;  // --machine names the file to be written
   without_model.options.machine.clear();
   const MachineModel machine = measure_machine(library_options(without_model), world);
   collective.run_collectively([&] {

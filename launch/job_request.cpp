@@ -14,7 +14,7 @@ namespace ringattn {
 
 namespace {
 
-// Shape flags that say how a result is come by, and don't decide it.
+// Shape flags that say how a result is computed, but do not change the result.
 constexpr std::string_view kWaysAlone[] = {"op", "backward", "page-size", "model-config", "layer"};
 
 }  // namespace
@@ -42,7 +42,7 @@ void check_source(const Config& config, bool require_source) {
   for (const ConfigValue& value : config.values) {
     const FlagRow& row = *value.row;
     if (row.group != FlagGroup::kShape || row.beside_input || !config.given(row.name)) continue;
-    if (row.name == "op") continue;  // compared with the file's op when this is known
+    if (row.name == "op") continue;  // compared with the file's op once that is known
     fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(row.name), config.origin("input")),
          row.name == "backward" ? "the file's tensors say what is computed" : "the file's header gives the shape",
          "Leave it out, or use --synthetic.");
@@ -68,7 +68,7 @@ Options library_options(const Config& config) {
   const bool sliding = !mask.is_full() && !mask.is_causal();
   Options options;
   options.kernel = {from.backend, from.kernel};
-  // A stripe was asked for: that is what tells the layouts apart.
+  // A sliding window defaults to the contiguous layout, unless a stripe is given, which only the striped layout has.
   const LayoutKind unasked = sliding && from.stripe == 0 ? LayoutKind::kContiguous : LayoutKind::kStriped;
   options.layout = {from.layout.value_or(unasked), from.stripe};
   if (from.stripe != 0 && options.layout.kind != LayoutKind::kStriped) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a configuration asks for, as the library's options, and checks of its flags against each other.
+// Converts a configuration to the library's options, and checks its flags against each other.
 #pragma once
 
 #include "launch/config.hpp"
@@ -11,7 +11,7 @@ namespace ringattn {
 // given; otherwise the shape flags are enough.
 void check_source(const Config& config, bool require_source);
 
-// Metadata of what decides the result of an op; where and how it was computed does not.
+// Metadata of the settings that decide an op's result, not of where and how it is computed.
 FileMetadata deciding_values(const Config& config, const OpEntry& op);
 
 // The machine model of --machine, slowed down to the pace that the environment sets. Throws kFile.

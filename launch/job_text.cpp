@@ -28,7 +28,7 @@ void print_job(const Screen& screen, const Report& report) {
   const std::string tool = version_line();
   const std::size_t hosts = std::set<std::string>(report.hosts.begin(), report.hosts.end()).size();
   screen.context(tool.substr(0, tool.size() - 1));
-  // Reasons are for those who look for them, and for a GPU that is not used.
+  // Reasons are shown with --verbose, and if there is a GPU that is not used.
   const bool reasons = screen.verbose() || (kernel.backend == "cpu" && !visible_gpus().empty());
   const std::string& reason = report.invocation->transport_reason;
   screen.context(

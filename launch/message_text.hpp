@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's messages in the words of the program's user: a setting is a flag, a command is what to type.
+// Spells the library's messages for the program's user: a setting becomes a flag, a command becomes a command line.
 #pragma once
 
 #include <string>
@@ -16,8 +16,8 @@ std::string program_text(const MessageTemplate& wording);
 // The whole message of an error.
 std::string program_text(const Error& error);
 
-// The same for a user of this configuration, who reads of a setting where it was given: a variable of the environment
-// as "RINGATTN_KV_HEADS=2", a key of the config file as "kv-heads = 2 in job.toml".
+// The same for a user of this configuration. A setting is spelled as it was given: an environment variable as
+// "RINGATTN_KV_HEADS=2", a key of the config file as "kv-heads = 2 in job.toml".
 std::string program_text(const Error& error, const Config& config);
 
 }  // namespace ringattn

@@ -27,7 +27,7 @@ std::string_view layer_text(LayerKind kind) {
   return kTexts[static_cast<std::size_t>(kind)];
 }
 
-// The job of a config whose layer computes another op than was asked for has no shape.
+// Throws if the model's layer computes another op than the requested one, because the job would have no shape.
 void check_op_of(const ModelLayer& layer, const Config& config) {
   if (!config.given("op") || op_entry(config.options.op).computes(layer.kind)) return;
   fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("op"), config.origin("model-config")),
@@ -35,8 +35,8 @@ void check_op_of(const ModelLayer& layer, const Config& config) {
        fmt::format("Leave --op out, or name {}, or give another config or layer.", op_of_layer(layer.kind).name));
 }
 
-// The kind of layer that is wanted: one that the op computes which is given or, where the model has both attention and
-// SSM, the file's.
+// The requested kind of layer: one that the given op computes or, if the model has both attention and SSM layers, the
+// kind of the file's op.
 std::optional<LayerKind> wanted_kind(const ModelConfig& model, const Config& config) {
   const OpEntry* op = nullptr;
   if (config.given("op")) op = &op_entry(config.options.op);
@@ -47,7 +47,7 @@ std::optional<LayerKind> wanted_kind(const ModelConfig& model, const Config& con
   return op == nullptr ? std::nullopt : op->layer();
 }
 
-// The op of the input file; nullptr: its job is not known before it is open.
+// The op of the input file, or nullptr if the job is not known before the file is open.
 const OpEntry* recognized_op(const Config& config) {
   const auto file = open_tensor_file(file_input(config.options), *config.share);
   const auto recognizes = [&](const OpEntry* op) { return op->recognizes != nullptr && op->recognizes(*file); };

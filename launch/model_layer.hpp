@@ -6,8 +6,9 @@
 
 namespace ringattn {
 
-// Fills in the defaults of --op, and what --model-config FILE says, of which the op follows where none was given. What
-// a user gave in any layer stays. Throws kUsage for settings that contradict each other, and what ModelConfig throws.
+// Fills in the defaults of --op, and the values of --model-config FILE, which also determine the op if none was given.
+// Values that the user gave in any layer are kept. Throws kUsage for settings that contradict each other, and the
+// errors of ModelConfig.
 void fill_from_model(Config& config);
 
 }  // namespace ringattn

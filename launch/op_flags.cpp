@@ -14,7 +14,7 @@ namespace ringattn {
 
 namespace {
 
-// The first flag that the user chose and that `takes` doesn't hold for; null: none.
+// The first flag that the user chose and for which `takes` is false, or null.
 const FlagRow* first_unknown(const Config& config, const std::function<bool(std::string_view)>& takes) {
   for (const ConfigValue& value : config.values) {
     const FlagRow& row = *value.row;
@@ -49,7 +49,7 @@ void fill_backward_op(Config& config) {
   if (!config.options.backward || config.given("input")) return;
   const OpEntry& op = op_entry(config.options.op);
   if (op.backward.empty()) {
-    const std::string own = fmt::format("{}_backward", op.name);  // an op by itself
+    const std::string own = fmt::format("{}_backward", op.name);  // an op of its own
     std::string ops;
     for (const OpEntry* entry : op_table()) {
       const bool chosen_by_flag = !entry->backward.empty() && entry->backward != entry->name;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which flags of a job belong to an op.
+// Which of a job's flags belong to an op.
 #pragma once
 
 #include <string>
@@ -12,14 +12,14 @@ namespace ringattn {
 
 inline bool belongs_to(const FlagRow& row, const OpEntry& op) { return row.of_all_ops || op.takes(row.name); }
 
-// The name of the op of that name, an older name included. Throws BadValue with all names.
+// Returns the current name of an op, given that name or an older one. Throws BadValue with all names.
 std::string parse_op(std::string_view text);
 
-// Names the op that computes the gradients of --op, where they are asked for. Throws kUsage for an op without
+// If gradients of --op are requested, sets the op to the one that computes them. Throws kUsage for an op without
 // gradients.
 void fill_backward_op(Config& config);
 
-// Where a bench job's few queries would be measured as decode steps although nobody named the op: names it.
+// If no op was named and a bench job has so few queries that it would be measured as decode steps, names the decode op.
 void fill_bench_op(Config& config);
 
 // Throws kUsage for a flag that the user chose and that does not belong to the op of synthetic input.

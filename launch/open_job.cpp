@@ -19,7 +19,7 @@ namespace ringattn {
 
 namespace {
 
-// Throws kUsage where the file's tensors are not those of the layer of --model-config.
+// Throws kUsage if the file's tensors do not match the layer of --model-config.
 void check_model(const Config& config, const OpJob& job) {
   if (!config.given("model-config") || !config.given("input")) return;
   const JobOptions& options = config.options;
@@ -28,7 +28,7 @@ void check_model(const Config& config, const OpJob& job) {
       {ModelConfig::open(options.model_config).layer(options.layer, kind), options.model_config, options.input});
 }
 
-// The job of `tokens` tokens in each sequence, where no file says how many there are. `world`: null for a plan.
+// Opens the job. `tokens` tokens are in each sequence, unless a file determines that. `world`: null for a plan.
 std::unique_ptr<OpJob> open(const Config& config, OpUse use, std::int64_t tokens, Transport* world) {
   const JobOptions& options = config.options;
   const bool file = config.given("input");

@@ -10,7 +10,7 @@
 
 namespace ringattn {
 
-// The job of this world. Collective; rank 0 prints what its user should know of the input. Throws kFile and kUsage.
+// The job of this world. Collective. Rank 0 prints notes about the input for the user. Throws kFile and kUsage.
 std::unique_ptr<OpJob> open_job(const Config& config, OpUse use, Transport& world, const Collective& collective);
 
 // A job of each length, to be planned. Not collective.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a user asked for, as plain values. flags.cpp fills it; nothing in here knows where a value came from.
+// The user's settings as plain values. flags.cpp fills them in. Their sources are not recorded here.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ enum class When { kAuto, kOn, kOff };
 enum class BenchOutput { kTable, kMarkdown, kCsv, kJsonl };
 inline constexpr std::string_view kBenchOutputs[] = {"table", "md", "csv", "jsonl"};
 
-// The settings of a job, and what the program does with it.
+// The settings of a job and of the program around it.
 struct JobOptions : Settings {
   std::string op{op_table().front()->name};  // of synthetic input
-  bool backward = false;                     // its gradients
-  std::vector<std::int64_t> batches;         // of `bench`
-  std::string model_config;                  // file that the shape comes from; empty: none
-  std::optional<std::int64_t> layer;         // of the model, where layers differ
-  std::string model_assumed;                 // how a model's config without model_type is read; empty: it has one
-  std::string model_note;                    // what a model's config leaves out of what the op reads; empty: nothing
-  bool model_sinks = false;                  // the model's layer has attention sinks; no flag says it
+  bool backward = false;                     // compute its gradients
+  std::vector<std::int64_t> batches;         // batch sizes of `bench`
+  std::string model_config;                  // file that gives the shape; empty: none
+  std::optional<std::int64_t> layer;         // of the model, if its layers differ
+  std::string model_assumed;  // how a model's config without model_type is interpreted; empty: it has one
+  std::string model_note;     // values that the op reads and a model's config lacks; empty: none
+  bool model_sinks = false;   // the model's layer has attention sinks, which no flag says
 
   // Compression
   bool compression_report = false;
@@ -65,7 +65,7 @@ struct JobOptions : Settings {
 
   // Verification
   std::string against;  // "oracle" (`bench`: "compute", "sgemm"), a file, or empty
-  bool decode = false;  // the last rows once more, by decode
+  bool decode = false;  // check the last rows again, by decode steps
   std::int64_t rows = 64;
   std::string record;
   std::string golden;
@@ -73,7 +73,7 @@ struct JobOptions : Settings {
 
   // Measurement
   bool measure = false;
-  std::int64_t total_tokens = 0;     // of short sequences in a batch; 0: --batch says
+  std::int64_t total_tokens = 0;     // total of short sequences in a batch; 0: --batch sets it
   std::vector<std::int64_t> blocks;  // of `bench`; empty: as `block`
   std::int64_t samples = 0;          // 0: enough for a figure
   bool compute_only = false;
@@ -81,7 +81,7 @@ struct JobOptions : Settings {
   BenchOutput bench_output = BenchOutput::kTable;
   bool quick = false;  // the jobs of `bench --quick`
   std::string baseline;
-  double fail_above = 0.05;  // of the baseline's time
+  double fail_above = 0.05;  // as a fraction of the baseline's time
 };
 
 }  // namespace ringattn

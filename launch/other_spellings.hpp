@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of mpirun, torchrun, nccl-tests, llama-bench and Python calls that users try on this program, and its own flags
-// of the same meaning.
+// Flags of mpirun, torchrun, nccl-tests, llama-bench and Python calls that users may try with this program, and its own
+// flags with the same meaning.
 #pragma once
 
 #include <string_view>

@@ -23,7 +23,7 @@ struct NamedFile {
   bool written;
 };
 
-// The files that an index names are read too. One that can't be read is refused where it is read.
+// The files that an index names are read, too. If the index can't be read, its reader refuses it later.
 void add_shards(const std::string& index, std::vector<NamedFile>& files) {
   if (!index.ends_with(kIndexSuffix)) return;
   std::set<std::string> shards;
@@ -36,7 +36,8 @@ void add_shards(const std::string& index, std::vector<NamedFile>& files) {
   for (const std::string& file : shards) files.push_back({fmt::format("{} of --input", file), folder + file, false});
 }
 
-// The path that a file has or would have; absolute, for a relative name whose file isn't there yet would stay relative.
+// The canonical path that a file has or would have. The path is made absolute first, because otherwise the path of a
+// missing file would stay relative.
 std::filesystem::path whole_path(const std::string& path, std::error_code& error) {
   const auto absolute = std::filesystem::absolute(path, error);
   return error ? absolute : std::filesystem::weakly_canonical(absolute, error);

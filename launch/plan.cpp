@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn plan`: what a run would do, computed only from the job's shape.
+// `ringattn plan`: describes a run, computed only from the job's shape.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ void print_details(const Screen& screen, const JobOptions& options, std::int64_t
   screen.print(table.text());
 }
 
-// What a run of the same flags would refuse.
+// Throws the errors that a run with the same flags would throw.
 void check_as_run(const Config& config, const Backend& backend) {
   const JobOptions& options = config.options;
   const std::int64_t most = *std::max_element(options.world.begin(), options.world.end());
@@ -53,7 +53,7 @@ void check_as_run(const Config& config, const Backend& backend) {
   if (options.checksum) check_checksum(backend);
 }
 
-// How blocks will be sent: as the named transport lets them or, for auto, as the one that joins processes does.
+// How blocks will be sent: by the route of the named transport or, for auto, of the transport that connects processes.
 Route planned_route(const Config& config, const KernelEntry& kernel) {
   const std::string_view backend = kernel.backend;
   const std::string_view memory = backend == "cpu" ? "host" : "device";

@@ -51,7 +51,7 @@ const CommandRow& find_command(const std::string& name) {
     names.push_back(command.name);
   }
   if (name.starts_with("-")) {
-    fail(ErrorCode::kUsage, fmt::format("{} stands before a subcommand", name),
+    fail(ErrorCode::kUsage, fmt::format("{} comes before a subcommand", name),
          fmt::format("the first argument is a subcommand: {}", command_names(kAllCommands | kLaunch | kCollectEnv)),
          "See `ringattn --help`.");
   }
@@ -61,23 +61,23 @@ const CommandRow& find_command(const std::string& name) {
        nearest.empty() ? "See `ringattn --help`." : fmt::format("Did you mean {}?", nearest));
 }
 
-// A write beyond a limit is an error to report, not the end of the process; and no file that is opened later takes the
-// number of a standard stream that was closed.
+// Makes a write beyond a file size limit return an error instead of ending the process, and prevents files that are
+// opened later from taking the descriptor of a closed standard stream.
 void prepare_process() {
 #if defined(__GLIBC__)
-  // Large blocks go back to the system when they are freed. By default each of them that is freed raises the size from
-  // which blocks do, so that every thread keeps what it once needed.
+  // Large blocks are returned to the system when they are freed. By default glibc raises the size from which blocks are
+  // returned with each of them that is freed, so every thread would keep the memory that it once needed.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
 #endif
   std::signal(SIGXFSZ, SIG_IGN);
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    // A closed stdout stays one that can't be written to.
+    // A closed stdout is replaced by a stream that can't be written to.
     if (::fcntl(fd, F_GETFD) == -1) static_cast<void>(::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY));
   }
 }
 
-// Where the report goes as far as can be told without understanding the rest: by the last --json, else by its variable
-// in the environment.
+// The path of the report, as far as it is known without parsing the arguments: the value of the last --json, or else of
+// its environment variable.
 std::string report_asked_for(const std::vector<std::string>& arguments) {
   constexpr std::string_view kFlag = "--json";
   for (std::size_t i = arguments.size(); i-- > 1;) {
@@ -85,23 +85,23 @@ std::string report_asked_for(const std::vector<std::string>& arguments) {
     if (argument.starts_with("--json=")) return std::string(argument.substr(kFlag.size() + 1));
     if (argument != kFlag || i + 1 == arguments.size()) continue;
     const std::string& value = arguments[i + 1];
-    if (value == "-" || !value.starts_with("-")) return value;  // else another flag
+    if (value == "-" || !value.starts_with("-")) return value;  // otherwise it is another flag
   }
   return environment_value(environment_variable("json")).value_or("");
 }
 
-// What the arguments ask for.
+// The parsed arguments.
 struct Request {
   const CommandRow* command = nullptr;
   Invocation invocation;
-  std::string text;            // only this text, and the end
-  std::optional<Error> error;  // of reading the arguments
+  std::string text;            // print only this text and exit
+  std::optional<Error> error;  // an error in the arguments
 };
 
 Request read_arguments(const std::vector<std::string>& arguments) {
   Request request;
   request.invocation.arguments = arguments;
-  // Reports name the program, not where it lies on this machine.
+  // Reports name the program without its path on this machine.
   if (!arguments.empty()) {
     request.invocation.arguments[0] = std::filesystem::path(arguments[0]).filename().string();
   }
@@ -116,7 +116,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
       request.text = launcher::launch_help();
     } else if (first == "help" && arguments.size() > 2 && arguments[2] == kCollectEnvCommand) {
       request.text = collect_env_help();
-    } else if (first == kCollectEnvCommand) {  // with --help; else it is not a request
+    } else if (first == kCollectEnvCommand) {  // --help is handled here; without it this is not a request
       request.text = collect_env_help();
     } else if (first == "help" && arguments.size() > 2) {
       request.text = command_help(find_command(arguments[2]));
@@ -125,7 +125,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
     } else if (first == "--version") {
       request.text = version_line();
     } else {
-      // So that a command line or a configuration that can't be read is reported.
+      // Set early, so that a command line or configuration that can't be read is reported.
       request.invocation.config.options.json = report_asked_for(arguments);
       request.command = &find_command(first);
       const CommandLine line =
@@ -142,10 +142,10 @@ Request read_arguments(const std::vector<std::string>& arguments) {
       }
       request.invocation.config = load_config(request.command->bit, line.flags);
       JobOptions& options = request.invocation.config.options;
-      try {  // before any file is opened, for what is wrong with it is reported
+      try {  // before any file is opened, because errors of opening are reported
         check_distinct_files(options);
       } catch (const Error&) {
-        options.json.clear();  // a report of the failure might be what destroys the file
+        options.json.clear();  // writing the report of this failure might overwrite that file
         throw;
       }
       set_simd_target(options.simd_target);
@@ -178,7 +178,7 @@ void agree_on_configuration(std::string_view command, const Config& config, Boot
   const auto gather = [&](const std::string& bytes) {
     return world.all_gather(bytes, Timeouts(config.options.timeout).for_peer());
   };
-  // First what tells texts apart: all of many ranks' texts would be as many for each of them.
+  // Gathers hashes first: with many ranks, gathering all texts would give each rank as many texts.
   const std::vector<std::string> marks = gather(fmt::format("{:x}", std::hash<std::string>()(mine)));
   const auto other = std::ranges::find_if(marks, [&](const std::string& mark) { return mark != marks.front(); });
   if (other == marks.end()) return;
@@ -189,7 +189,7 @@ void agree_on_configuration(std::string_view command, const Config& config, Boot
                           "Give all ranks the same flags, environment and config file."));
 }
 
-// The kind of memory that the options' kernel works in.
+// The kind of memory that the chosen kernel works in.
 WantedMemory wanted_memory(const JobOptions& options) {
   std::string_view backend = options.backend;
   for (const OpKernel& kernel : all_kernels()) {
@@ -199,12 +199,12 @@ WantedMemory wanted_memory(const JobOptions& options) {
   return backend == "cuda" ? WantedMemory::kDevice : WantedMemory::kAny;
 }
 
-// Runs the command in its world. What isn't an Error becomes one.
+// Runs the command in its world. Converts other exceptions to an Error.
 int run_command(const CommandRow& command, Invocation& invocation, const std::function<void(const Error&)>& print_error,
                 const std::function<void(const Error&)>& report) {
   const JobOptions& options = invocation.config.options;
   if (!command.needs_world(invocation.config)) return invocation.first_process ? command.main(invocation, nullptr) : 0;
-  std::atomic<bool> begun{false};  // the command's own work, which reports its own failures
+  std::atomic<bool> begun{false};  // the command itself has begun, which reports its own failures
   WorldRequest request;
   request.transport = options.transport;
   request.ranks = command.ranks(invocation.config);
@@ -219,7 +219,7 @@ int run_command(const CommandRow& command, Invocation& invocation, const std::fu
   return run_world(
       request,
       [&](Transport& world) {
-        // Before the rank starts threads, which inherit its processors, or touches memory.
+        // Called before the rank touches memory or starts threads, which inherit its processors.
         if (options.bind_to_numa_node && world.memory() == MemoryKind::kHost) {
           const std::string why = bind_rank_to_numa_node(Collective(world, Timeouts(options.timeout)));
           if (!why.empty()) {
@@ -244,8 +244,9 @@ int run_command(const CommandRow& command, Invocation& invocation, const std::fu
       });
 }
 
-// A library may end the process with exit(1), which means a wrong result here: OpenMP does where it gets no threads.
-// While this object lives, such an exit becomes code 4, and `tell` is called with the error. One at a time.
+// A library may end the process with exit(1), the code of a wrong result: OpenMP does so if it can't start threads.
+// While this object lives, such an exit becomes code 4, and `tell` is called with the error. There can be one such
+// object at a time.
 class LibraryExitGuard {
  public:
   explicit LibraryExitGuard(std::function<void(const Error&)> tell) {
@@ -257,14 +258,14 @@ class LibraryExitGuard {
   LibraryExitGuard(const LibraryExitGuard&) = delete;
   LibraryExitGuard& operator=(const LibraryExitGuard&) = delete;
 
-  // The program ends by itself from here on, with its own code.
+  // From here on the program exits by itself, with its own code.
   static void stop() noexcept { watched_ = 0; }
 
  private:
   static void at_exit() {
-    if (watched_.exchange(0) != ::getpid()) return;  // a process that a library has forked ends as it likes
+    if (watched_.exchange(0) != ::getpid()) return;  // a process that a library has forked may exit with any code
     const Error error(ErrorCode::kUnsupported, "a library ended the program",
-                      "Open MPI or OpenMP, whose own message stands above",
+                      "Open MPI or OpenMP; its own message is above",
                       "Check that TMPDIR names a folder that can be written to, and the limits on processes and memory "
                       "(ulimit -a).");
     tell_(error);
@@ -276,7 +277,7 @@ class LibraryExitGuard {
   static inline std::function<void(const Error&)> tell_;
 };
 
-// Says how a model's config is read that leaves out model_type, or what the op reads.
+// Prints how a model's config without model_type, or without values that the op reads, is interpreted.
 void note_assumed_model(const JobOptions& options) {
   if (!options.model_assumed.empty()) {
     print_note_line(
@@ -313,7 +314,7 @@ int execute(Request& request) {
     failure = as_error(std::current_exception());
   }
   report(failure);
-  if (!request.error && !request.command->needs_world(invocation.config)) {  // no other rank has started anything
+  if (!request.error && !request.command->needs_world(invocation.config)) {  // the other ranks have started nothing
     print_error(failure);
     return static_cast<int>(failure.code());
   }
@@ -324,7 +325,7 @@ bool asks_for_help(const std::vector<std::string>& arguments) {
   return arguments.size() == 3 && (arguments[2] == "--help" || arguments[2] == "-h");
 }
 
-// One process speaks for all that a launcher has started.
+// One process prints for all processes that a launcher has started.
 int collect_env(const std::vector<std::string>& arguments) {
   if (!prints_for_launcher()) return 0;
   try {

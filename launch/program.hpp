@@ -7,8 +7,8 @@
 
 namespace ringattn {
 
-// `arguments` starts with the program's name. Whatever happens, at most one process of the job prints one message, and
-// all return the same code.
+// `arguments` starts with the program's name. At most one process of the job prints one message, and all return the
+// same code, whatever happens.
 int run_program(const std::vector<std::string>& arguments);
 
 }  // namespace ringattn

@@ -13,13 +13,13 @@
 
 namespace ringattn {
 
-// The time that is left of counted steps, in proportion to the work left: StepCount::work, or steps. The first count is
-// what the rate is measured from. What came before it (enqueueing, waiting for other ranks) is in no proportion to the
-// first steps' work, which may be a millionth of all.
+// The time left for counted steps, in proportion to the remaining work: StepCount::work, or steps. The rate is measured
+// from the first count. Time before it (enqueueing, waiting for other ranks) is not in proportion to the work of the
+// first steps, which may be a millionth of the total.
 class TimeLeft {
  public:
   void begin(const StepCount& steps, double seconds) { begin_ = {seconds, work_done(steps)}; }
-  // Nothing at the first count and once all steps are done.
+  // Returns nothing at the first count and once all steps are done.
   std::optional<double> seconds_left(const StepCount& steps, double seconds) const;
 
  private:
@@ -56,7 +56,7 @@ class ProgressDisplay {
   TimeLeft time_left_;
   Clock::time_point start_ = Clock::now();  // of what_
   Clock::time_point updated_ = start_;      // the last update
-  Clock::time_point shown_ = start_;        // the last that was shown
+  Clock::time_point shown_ = start_;        // the last update that was shown
 };
 
 // "block 3 of 12, 4.1 s, about 12.3 s left"

@@ -47,7 +47,7 @@ PythonProcess::PythonProcess(std::string_view script, const std::vector<std::str
   }
   socket_ = FileDescriptor(ends[0]);
   const FileDescriptor theirs(ends[1]);
-  // Modules are not searched for in the current directory, as `python3 -c` would.
+  // Unlike `python3 -c`, does not search for modules in the current directory.
   std::vector<std::string> words{"python3", "-c",
                                  fmt::format("import sys; sys.path[:] = filter(None, sys.path)\n{}", script)};
   words.insert(words.end(), arguments.begin(), arguments.end());
@@ -83,7 +83,7 @@ std::optional<std::string> PythonProcess::read_line(const Deadline& deadline) {
     const int wait = static_cast<int>(std::clamp(-deadline.overdue() * 1e3, 0.0, 1e6));
     pollfd ready{socket_.get(), POLLIN, 0};
     if (::poll(&ready, 1, wait) < 0 && errno != EINTR) return end(std::strerror(errno));
-    // Also where more is there to read: a process may print without end.
+    // Checked even if there is more to read, because a process may print without end.
     if (deadline.expired()) return end(fmt::format("python3 took more than {:.0f} s", deadline.seconds()));
     if (ready.revents == 0) continue;
     std::array<char, 4096> bytes{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The python3 of PATH as a process beside the program. It runs a script that is part of the program, and the two
-// exchange lines.
+// The python3 on PATH as a child process. It runs a script that is compiled into the program, and the two exchange
+// lines.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +17,8 @@ namespace ringattn {
 
 class PythonProcess {
  public:
-  // Starts `python3 -c script arguments…`. Its stderr is discarded. Where there is no python3, it has ended at once.
+  // Starts `python3 -c script arguments…`. Its stderr is discarded. If there is no python3, the process counts as
+  // ended.
   PythonProcess(std::string_view script, const std::vector<std::string>& arguments);
   ~PythonProcess();  // kills it
   PythonProcess(const PythonProcess&) = delete;
@@ -25,7 +26,8 @@ class PythonProcess {
 
   // Returns false if the process has ended.
   bool write_line(std::string_view line);
-  // The next line that it prints. Nothing if it has ended, or if the deadline passes, which kills it; why() says which.
+  // The next line that it prints. Nothing if it has ended, or if the deadline passes, after which it is killed; why()
+  // has the reason.
   std::optional<std::string> read_line(const Deadline& deadline);
   // Why read_line() returned nothing.
   const std::string& why() const { return why_; }
@@ -36,7 +38,7 @@ class PythonProcess {
 
   pid_t child_ = -1;  // -1: it has ended
   FileDescriptor socket_;
-  std::string read_;  // what has arrived beyond the last line
+  std::string read_;  // received after the last line
   std::string why_;
 };
 

@@ -19,7 +19,7 @@ namespace {
 constexpr int kSchema = 2;
 constexpr std::string_view kReportedVariables[] = {"RINGATTN_", "NCCL_", "CUDA_VISIBLE_DEVICES", "OMP_"};
 
-// What a flag says, and of the flags of a shape what the input's tensors do.
+// The values of the flags. For flags of the shape, the values of the input's tensors.
 void write_config(JsonWriter& json, const Config& config, const InputShape& shape) {
   json.key("config").begin_object();
   for (const ConfigValue& value : config.values) {
@@ -55,7 +55,7 @@ void write_texts(JsonWriter& json, std::string_view name, const std::vector<std:
   json.end_array();
 }
 
-// The job itself, wherever its shape came from.
+// The job's shape, whatever its source.
 void write_job(JsonWriter& json, const Report& report) {
   if (report.job == nullptr) {
     json.key("op").null().key("job").null();
@@ -255,7 +255,8 @@ void report_failure(const Invocation& invocation, std::string_view command, cons
     report.error = error;
     write_report(report);
   } catch (const std::exception&) {
-    // The caller prints `error`; a report that can't be written (its file exists, say) is no news beside it.
+    // The caller prints `error`. A report that can't be written (because its file exists, say) does not matter beside
+    // it.
   }
 }
 
@@ -266,7 +267,7 @@ void report_failure(Report& report, const Error& error, const Transport& world) 
   try {
     report.error = error;
     if (error.location() == nullptr && error.code() != ErrorCode::kPeer) {
-      report.error->set_location({world.rank(), host_name()});  // no other rank has failed
+      report.error->set_location({world.rank(), host_name()});  // only this rank has failed
     }
     write_report(report);
   } catch (const std::exception&) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of a run or verify (--json): the same members whether it went well or not, null where it didn't get that
-// far.
+// The report of a run or verify (--json). It has the same members on success and on failure. Members that were not
+// determined are null.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ struct Report {
   std::string command;
   const Invocation* invocation = nullptr;
 
-  int ranks = 0;  // 0: the ranks never met
+  int ranks = 0;  // 0: the ranks never connected
   std::string transport;
   std::vector<std::string> hosts;       // of each rank
   std::vector<std::string> devices;     // of each rank
@@ -32,7 +32,7 @@ struct Report {
   std::optional<PlanFigures> plan;
   std::vector<RankFigures> figures;  // of each rank; empty: nothing was computed
   std::vector<ResultDigest> digests;
-  std::function<void(JsonWriter&)> accuracy;  // writes what was compared with fp64; empty: nothing was
+  std::function<void(JsonWriter&)> accuracy;  // writes the comparison with fp64; empty: there was none
   std::string verdict;                        // "ok", "pass", "fail", "unfinished"; empty: none
   std::optional<Error> error;
 
@@ -45,25 +45,25 @@ struct Report {
 
 std::string report_text(const Report& report);
 
-// The members that every document of the program starts with: schema, tool, argv, config, environment. `shape`: of the
-// input, where one is given and has been opened.
+// The members that every document of the program starts with: schema, tool, argv, config, environment. `shape`: the
+// shape of the input, if one is given and has been opened.
 void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation,
                          const InputShape& shape = {});
 
-// Where --json leads.
+// Writes the report to the file or stream of --json.
 void write_report(const Report& report);
 
-// What a report says until it says more.
+// The text of a report until the job writes its own.
 std::string unfinished_report_text(const Invocation& invocation, std::string_view command);
 
-// The report of a command that failed before it had anything else to report. Throws nothing: the failure itself matters
-// more.
+// The report of a command that failed before it had anything else to report. Does not throw, because the failure itself
+// matters more.
 void report_failure(const Invocation& invocation, std::string_view command, const Error& error) noexcept;
-// Runs a command's job with a report of its own. When it throws, rank 0 reports what was found out until then.
+// Runs a command's job with its own report. If the job throws, rank 0 reports what is known so far.
 int run_reported(std::string_view command, const Invocation& invocation, Transport& world,
                  const std::function<int(Report&)>& job);
 
-// Prepares report.job on the world, and gathers what the ranks are and what they plan. Collective.
+// Prepares report.job on the world, and gathers the hosts, devices and plans of all ranks. Collective.
 void prepare_job(Report& report, const Options& options, Transport& world, const Collective& collective);
 // Gathers the figures of a run. Collective; every rank gets all.
 void gather_figures(Report& report, RankFigures mine, const Transport& world, const Collective& collective);

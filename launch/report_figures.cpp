@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a report says of ranks, plans and measurements, gathered from all ranks.
+// The parts of a report about ranks, plans and measurements, gathered from all ranks.
 #include <fmt/format.h>
 
 #include "base/host.hpp"

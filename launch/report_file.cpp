@@ -20,10 +20,10 @@ void ReportFile::begin(std::string_view text) noexcept {
     file.write(text);
     struct stat status {};
     const bool known = ::fstat(file.file().get(), &status) == 0;
-    file.publish(force_);  // not synced: it is to outlive this process, not the machine
+    file.publish(force_);  // not synced: it must outlive this process, but not a crash of the machine
     if (known) begun_ = status;
   } catch (const std::exception&) {
-    // The job, which checks its outputs before it computes, says so in its own order.
+    // The job checks its outputs before it computes, and reports this error then.
   }
 }
 

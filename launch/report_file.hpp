@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where --json leads. A file is there from the start of the job, and says that the job has not told its end: a process
-// that is killed can't write any more. Whatever the job reports last replaces it.
+// The destination of --json. The file exists from the start of the job, and says that the job has not reported its end,
+// because a killed process can't write any more. The last report of the job replaces it.
 #pragma once
 
 #include <sys/stat.h>
@@ -18,15 +18,15 @@ class ReportFile {
   explicit ReportFile(const JobOptions& options) : path_(options.json), force_(options.force) {}
 
   bool wanted() const { return !path_.empty(); }
-  // Writes the first text, where a file is wanted and may be written; check() says what stands in its way.
+  // Writes the first text if a file is requested and may be written. check() throws if it may not.
   void begin(std::string_view text) noexcept;
-  // Throws kFile where write() would, but for a file that begin() made.
+  // Throws kFile if write() would, except for a file that begin() has made.
   void check() const;
-  // To the file or, for "-", to stdout. Throws kFile.
+  // Writes to the file or, for "-", to stdout. Throws kFile.
   void write(std::string_view text) const;
 
  private:
-  // Whether the file that is there is still the one that begin() made.
+  // Whether the existing file is still the one that begin() made.
   bool is_ours() const;
 
   std::string path_;  // "-": stdout; empty: no report

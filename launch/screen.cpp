@@ -60,7 +60,7 @@ bool wants_color(When when, std::FILE* file) {
 namespace {
 
 void print_line(std::string line, std::string_view message) {
-  for (const char c : message) {  // names out of files may hold anything
+  for (const char c : message) {  // names from files may contain any character
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
       line += fmt::format("\\x{:02x}", static_cast<unsigned>(c));
     } else {

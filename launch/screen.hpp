@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a subcommand prints: the result on stdout (on stderr when a report, lines or `bench --output` take stdout),
-// context lines with '#', colour only where it is wanted.
+// Prints the output of a subcommand: the result on stdout (on stderr if a report, lines or `bench --output` use
+// stdout), context lines with '#', and colour only where it is requested.
 #pragma once
 
 #include <cstdio>
@@ -15,14 +15,14 @@ enum class Paint { kGood, kBad };
 
 class Screen {
  public:
-  // `shown`: false on all ranks but one; then nothing is printed.
+  // `shown`: false on all ranks but one, which then print nothing.
   Screen(const JobOptions& options, bool shown);
 
-  // Text of the result, as it is.
+  // Prints text of the result unchanged.
   void print(std::string_view text) const;
-  // Text on stdout, whatever takes it.
+  // Prints text on stdout, even if a report uses stdout, too.
   void print_result(std::string_view text) const;
-  // "# text", unless --quiet.
+  // Prints "# text", unless --quiet.
   void context(std::string_view text) const;
   // Prints "# text", only with --verbose.
   void detail(std::string_view text) const;
@@ -37,17 +37,17 @@ class Screen {
   bool color_;
 };
 
-// Whether a person watches `file` as it is written. mpirun gives its ranks a pseudo-terminal that doesn't count.
+// Whether `file` is a terminal that a person watches. mpirun gives its ranks a pseudo-terminal, which doesn't count.
 bool is_watched(std::FILE* file);
 
-// Whether to write colours to `file`: asked for, or (auto) on a terminal that isn't dumb and without NO_COLOR.
+// Whether to write colours to `file`: if requested or, with auto, on a terminal that isn't dumb and without NO_COLOR.
 bool wants_color(When when, std::FILE* file);
 
-// The program's one way to report a failure: "ringattn: error: message" on stderr.
+// Prints "ringattn: error: message" on stderr. All failures of the program are printed by this function.
 void print_error_line(std::string_view message, When color);
-// The same for what its user should know of, and that is no failure.
+// The same for a warning, which is not a failure.
 void print_warning_line(std::string_view message, When color);
-// "# note" on stderr, also with --quiet: what was assumed of the input.
+// Prints "# note" on stderr, even with --quiet: an assumption about the input.
 void print_note_line(std::string_view note);
 
 }  // namespace ringattn

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kSize = 2048;
 constexpr int kRuns = 7;
-// Not libblas.so.3: it may be the reference implementation, which is no yardstick.
+// Not libblas.so.3, which may be the slow reference implementation.
 constexpr const char* kLibraries[] = {"libopenblas.so.0", "libopenblas.so"};
 
 // cblas.h: row major is 101, not transposed 111.
@@ -31,7 +31,7 @@ struct Blas {
 
 Blas find_blas() {
   for (const char* name : kLibraries) {
-    void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);  // stays open to the end: its threads live in it
+    void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);  // never closed: its threads use it to the end
     if (library == nullptr) continue;
     const auto sgemm = reinterpret_cast<Sgemm>(::dlsym(library, "cblas_sgemm"));
     const auto set_threads = reinterpret_cast<SetThreads>(::dlsym(library, "openblas_set_num_threads"));
@@ -54,7 +54,7 @@ SgemmRate measure_sgemm(int threads) {
     const auto start = std::chrono::steady_clock::now();
     blas.sgemm(101, 111, 111, kSize, kSize, kSize, 1.0F, a.data(), kSize, b.data(), kSize, 0.0F, c.data(), kSize);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    if (run > 0) seconds.push_back(taken.count());  // the first one starts threads
+    if (run > 0) seconds.push_back(taken.count());  // the first run also starts threads, so it is not counted
   }
   std::sort(seconds.begin(), seconds.end());
   return {2.0 * kSize * kSize * kSize / seconds[seconds.size() / 2], blas.name};

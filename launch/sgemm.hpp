@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rate of a plain matrix product on this machine's CPU, as a yardstick for attention kernels. The BLAS is looked
-// for when it is asked for: nothing else of the program needs one.
+// The rate of a plain GEMM on this machine's CPU, to compare attention kernels with. The BLAS library is opened only on
+// request, because nothing else in the program needs one.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ struct SgemmRate {
   std::string library;  // e.g. "libopenblas.so.0"
 };
 
-// Median rate of SGEMM 2048³ with `threads` threads. Throws kUnsupported where no BLAS is installed.
+// Median rate of SGEMM 2048³ with `threads` threads. Throws kUnsupported if no BLAS is installed.
 SgemmRate measure_sgemm(int threads);
 
 }  // namespace ringattn

@@ -17,7 +17,7 @@ std::string Table::text(bool with_header) const {
     widths.push_back(width);
   }
   std::string text;
-  // Cells stand two columns apart; the first two columns of a line are "# " or blank.
+  // Columns are separated by two spaces. A line starts with "# " or two spaces.
   const auto append_line = [&](std::string_view lead, auto cell) {
     text += lead;
     for (std::size_t c = 0; c < columns_.size(); ++c) {

@@ -13,15 +13,16 @@ namespace ringattn {
 
 class TorchPeer {
  public:
-  // Imports torch. `on_gpu`: it measures on the first GPU that this process sees. `threads`: on a CPU.
+  // Imports torch. `on_gpu`: PyTorch measures on the first GPU that this process sees. `threads`: the number of CPU
+  // threads otherwise.
   TorchPeer(bool on_gpu, int threads, const Deadline& deadline);
 
-  // Empty: it can't be measured, and why_not() says why.
+  // Empty if PyTorch can't be measured; why_not() has the reason.
   const std::string& version() const { return version_; }
   const std::string& why_not() const { return why_not_; }
 
-  // The point of the same job on the same device, with `samples` samples (0: enough for a figure). Its error says why
-  // there is no figure.
+  // Measures the same job on the same device with `samples` samples (0: enough for a stable figure). If that fails,
+  // `error` of the point has the reason.
   BenchPoint measure(const BenchPoint& ours, std::int64_t samples, const Deadline& deadline);
 
  private:

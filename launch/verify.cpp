@@ -29,7 +29,7 @@ namespace ringattn {
 
 namespace {
 
-// What every check needs.
+// The arguments of every check.
 struct Verification {
   const Invocation& invocation;
   const Options& op_options;
@@ -56,7 +56,7 @@ void check_flags(const Config& config) {
   }
 }
 
-// A user may take --against for a check against another system, so the error for a missing file suggests --peer.
+// A user may use --against for a check against another system, so the error for a missing file suggests --peer.
 void open_earlier(const Config& config, OpJob& job) {
   const std::string& path = config.options.against;
   std::error_code ignored;
@@ -73,12 +73,12 @@ bool end_dry_run(const Screen& screen) {
   return true;
 }
 
-// Prints the rows of a table of variants as they come, and the first difference.
+// Prints the rows of a table of variants one by one, and the first difference.
 class Verdicts {
  public:
   Verdicts(const Screen& screen, const VariantTable& variants) : screen_(screen), table_(columns(variants)) {}
 
-  // `verdict`: of a variant without a difference.
+  // `verdict`: for a variant without a difference.
   void add(std::vector<std::string> cells, const std::string& difference, std::string_view verdict) {
     cells.emplace_back(difference.empty() ? verdict : "FAIL");
     table_.add(std::move(cells));
@@ -112,10 +112,10 @@ std::vector<int> world_sizes(const Config& config, const Transport& world) {
   return sizes;
 }
 
-// Runs the variants of the job. What the user gave is the same in all of them.
+// Runs the variants of the job. Settings that the user gave are the same in all variants.
 bool verify_variants(const Verification& v) {
   OpJob& job = *v.report.job;
-  // Throws on every rank what the variants would throw: no kernel, unlike ranks, too little memory.
+  // Throws on every rank the errors that the variants would throw: no kernel, ranks that differ, too little memory.
   prepare_job(v.report, v.op_options, v.world, v.collective);
   print_job(v.screen, v.report);
   VariantRequest request;
@@ -170,7 +170,8 @@ bool print_check(const Verification& v, const Check& check) {
   return check.passes;
 }
 
-// Runs the job once and checks the result. Returns whether it passes; `compared`: rows against fp64.
+// Runs the job once and checks the result. Returns whether it passes. `compared`: receives the number of rows compared
+// with fp64.
 bool verify_single(const Verification& v, std::int64_t& compared) {
   const JobOptions& options = v.options();
   OpJob& job = *v.report.job;
@@ -213,8 +214,8 @@ std::string with_commas(std::int64_t number) {
   return text;
 }
 
-// Prints the verdict, writes the report, and returns the exit code. `compared`: rows of another system's result; 0: of
-// none.
+// Prints the verdict, writes the report, and returns the exit code. `compared`: number of compared rows of another
+// system's result; 0: there is no such result.
 int close_verdict(const Verification& v, bool pass, std::int64_t compared) {
   v.report.verdict = pass ? "pass" : "fail";
   if (!v.options().dry_run) {

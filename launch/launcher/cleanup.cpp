@@ -29,7 +29,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Calls `use` for each entry of a folder whose name matches a pattern of the shell.
+// Calls `use` for each entry of a folder whose name matches a shell pattern.
 void for_each_match(const fs::path& folder, const std::string& pattern,
                     const std::function<void(const fs::path&)>& use) {
   std::error_code error;

@@ -43,7 +43,7 @@ void make_secret() {
   } else if (is_given("RINGATTN_STORE") && !is_given(kSecret) && !is_given("RINGATTN_STORE_SECRET_FILE")) {
     unsigned char bytes[32];
     if (::getrandom(bytes, sizeof(bytes), 0) != ssize_t{sizeof(bytes)}) {
-      fail(ErrorCode::kUnsupported, "can't make a secret", "the system gives no 32 random bytes",
+      fail(ErrorCode::kUnsupported, "can't make a secret", "the system did not return 32 random bytes",
            "Set RINGATTN_STORE_SECRET.");
     }
     std::string text;
@@ -52,7 +52,7 @@ void make_secret() {
   }
 }
 
-// A number that Slurm sets; 0: it isn't set.
+// A number that Slurm sets, or 0 if it isn't set.
 int slurm_number(const char* name) {
   const std::string text = environment_value(name).value_or("");
   const int number = whole_number(text).value_or(0);
@@ -67,9 +67,9 @@ void set_default(LaunchCommand& command, const char* name, const std::string& va
   if (!environment_value(name)) command.settings.emplace_back(name, value);
 }
 
-// Has mpirun and its daemons notice that a host is lost soon after --timeout + 5 s, and not after 8 minutes. Not
-// earlier: until --timeout the link may come back, and in the 5 s after it the ranks say, better than mpirun can, who
-// is lost. If a config file may set the timeout, mpirun's own values stay.
+// Makes mpirun and its daemons notice a lost host soon after --timeout + 5 s, instead of after 8 minutes. They must not
+// notice it earlier: until --timeout the link may recover, and within the next 5 s the ranks report which host is lost,
+// more precisely than mpirun can. If a config file may set the timeout, mpirun's own values are kept.
 void set_keepalive(LaunchCommand& command, const Words& rank_arguments) {
   constexpr std::string_view kTimeout = "--timeout";
   std::string timeout = environment_value("RINGATTN_TIMEOUT").value_or("60");
@@ -81,15 +81,15 @@ void set_keepalive(LaunchCommand& command, const Words& rank_arguments) {
   }
   const int seconds = whole_number(timeout.substr(0, timeout.find('.'))).value_or(0);
   if (seconds == 0 || is_given("RINGATTN_CONFIG")) return;
-  // The kernel probes a connection that was idle for a moment. An unanswered probe is repeated, at most 127 times, and
-  // the connection is given up as long after the first one as all of them take.
+  // The kernel probes a connection that was idle for a moment. It repeats an unanswered probe at most 127 times, and
+  // then gives the connection up, so the timeout is the time that all probes take.
   const int interval = 1 + (seconds + 5) / 100;
   set_default(command, "OMPI_MCA_oob_tcp_keepalive_time", "2");
   set_default(command, "OMPI_MCA_oob_tcp_keepalive_intvl", std::to_string(interval));
   set_default(command, "OMPI_MCA_oob_tcp_keepalive_probes", std::to_string((seconds + 5) / interval + 1));
 }
 
-// The names of the variables that mpirun hands on to ranks on all hosts.
+// The names of the variables that mpirun passes to ranks on all hosts.
 std::set<std::string> exported_names(const LaunchCommand& command, const std::set<std::string>& given) {
   constexpr std::string_view kPrefixes[] = {"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NCCL_", "OMP_", "RINGATTN_"};
   std::set<std::string> names;

@@ -18,7 +18,7 @@ namespace ringattn::launcher {
 
 namespace {
 
-// Refuses to start what can't start the ranks.
+// Throws if this command can't start the ranks.
 void check_command(const LaunchCommand& command) {
   const std::string& name = command.words[0];
   const std::string& program = command.words[command.program];

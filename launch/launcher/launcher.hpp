@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn launch`: starts ranks through mpirun or srun, ends the job whatever those do, and leaves with its exit
-// code. options.hpp reads the command line, machine.hpp and command.hpp choose the command, supervisor.hpp runs it, and
-// verdict.hpp finds the code.
+// `ringattn launch`: starts ranks through mpirun or srun, ends the job even if they hang or crash, and exits with the
+// job's exit code. options.hpp reads the command line, machine.hpp and command.hpp choose the command, supervisor.hpp
+// runs it, and verdict.hpp finds the code.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace ringattn::launcher {
 
-// The subcommand. Uses no MPI. Its arguments are those after its name; returns the exit code.
+// The subcommand. Uses no MPI. `arguments` are those after the subcommand's name. Returns the exit code.
 int launch_main(const std::vector<std::string>& arguments);
 
 std::string launch_help();

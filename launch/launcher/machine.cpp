@@ -46,7 +46,7 @@ Words lscpu(const std::string& columns) {
   return lines;
 }
 
-// The device files of GPUs: containers may have the driver and no tools.
+// The device files of GPUs, because containers may have the driver but not its tools.
 Words gpu_files() {
   Words names;
   std::error_code error;
@@ -155,7 +155,7 @@ int count_gpus() {
   const auto visible = environment_value("CUDA_VISIBLE_DEVICES");
   if (!visible) return static_cast<int>(gpus.size());
   int count = 0;
-  // CUDA reads the list up to its first entry that is no GPU.
+  // CUDA reads the list up to the first entry that is not a GPU.
   for (std::size_t begin = 0; begin < visible->size(); ++count) {
     const std::size_t end = std::min(visible->find(',', begin), visible->size());
     const std::string entry = without_blanks(visible->substr(begin, end - begin));
@@ -226,7 +226,7 @@ HostSlots read_hostfile(const std::string& path) {
   const auto text = error || size > kMostFileBytes ? std::nullopt : output_of({"cat", "--", path});
   const Words lines = text ? lines_of(*text) : Words();
   if (!text || lines.size() > kMostLines) {
-    fail(ErrorCode::kFile, fmt::format("{} is no hostfile", path),
+    fail(ErrorCode::kFile, fmt::format("{} is not a hostfile", path),
          "it has more than 999999 bytes or 10000 lines, or can't be read within 10 s", kExample);
   }
   HostSlots found;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this machine and a hostfile have, as the system's tools say. A tool that is missing or hangs says nothing.
+// The resources of this machine and of a hostfile, as the system's tools report them. A tool that is missing or hangs
+// counts as no answer.
 #pragma once
 
 #include <optional>
@@ -13,11 +14,11 @@ namespace ringattn::launcher {
 // The path of a program on PATH, or an empty string.
 std::string find_on_path(const std::string& name);
 
-// What a command prints on stdout, at most 1 MB; nothing if it takes longer than 10 s. Its end is not waited for then:
-// a program that hangs in a driver can't even be killed.
+// What a command prints on stdout, at most 1 MB. Nothing if it takes longer than 10 s; the command is then not waited
+// for, because a program that hangs in a driver can't even be killed.
 std::optional<std::string> output_of(const Words& command);
 
-// GPUs that CUDA_VISIBLE_DEVICES leaves of those that nvidia-smi lists.
+// The number of GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES makes visible.
 int count_gpus();
 // The processors, and the cores, that this process may use.
 int count_processors();

@@ -188,7 +188,7 @@ LaunchOptions read_launch_options(const Words& arguments) {
         std::ranges::find_if(kOptions, [&](const OptionRow& option) { return std::ranges::count(option.names, name); });
     if (row == std::end(kOptions)) {
       fail(ErrorCode::kUsage, fmt::format("unknown option {}", name),
-           "ringattn's flags stand behind a subcommand such as run", kSeeHelp);
+           "ringattn's flags come after a subcommand such as run", kSeeHelp);
     }
     const auto values = static_cast<std::size_t>(row->values);
     if (at + values >= arguments.size() || (values > 0 && arguments[at + 1].empty())) {

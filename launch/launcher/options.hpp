@@ -36,9 +36,9 @@ std::string launch_options_help();
 
 // A number of at most six digits without leading zeros, or nothing.
 std::optional<int> whole_number(std::string_view text);
-// A host's name that no remote shell takes for an option.
+// Returns true for a host name that no remote shell mistakes for an option.
 bool is_host_name(std::string_view text);
-// NAME for "NAME:8" of a list of hosts, and of each line of a text that names a host.
+// The names of a list of hosts: NAME for "NAME:8". Also reads texts with one host per line.
 Words host_names(const std::string& list);
 
 }  // namespace ringattn::launcher

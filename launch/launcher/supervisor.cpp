@@ -34,16 +34,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Moment = std::optional<Clock::time_point>;
 
-// Seconds that mpirun gets to end by itself.
+// How long mpirun may take to end by itself, in seconds.
 constexpr double kFailedSeconds = 4.0;  // after the first rank has left with a code that isn't 0
 constexpr double kGoneSeconds = 10.0;   // after all ranks of this host are gone
 constexpr double kToldSeconds = 10.0;   // after a signal
-// What a rank gets beyond the time after which it gives up itself, once the job is done on all ranks.
+// How much longer than its own time limit a rank may take to end once the job is done on all ranks.
 constexpr double kUnendedSeconds = 5.0;
-// What comes then. With kFailedSeconds, and the three seconds that end_processes() takes at most, it is below ten
-// seconds: ranks tell of a failure within --timeout + 5 s, and a job ends within --timeout + 15 s whatever mpirun does.
-constexpr double kPipeSeconds = 2.0;    // for processes that hold mpirun's stdout and are not the job's
-constexpr double kRemoteSeconds = 4.0;  // beside that: to remove what lost daemons have left on other hosts
+// The time for what follows. With kFailedSeconds, and at most three seconds in end_processes(), it is below ten seconds
+// in total: ranks report a failure within --timeout + 5 s, and a job ends within --timeout + 15 s whatever mpirun does.
+constexpr double kPipeSeconds = 2.0;    // for processes that hold mpirun's stdout but are not the job's
+constexpr double kRemoteSeconds = 4.0;  // in addition: to remove files of lost daemons on other hosts
 constexpr int kTick = 250;              // milliseconds
 
 bool has_passed(const Moment& since, double seconds) {
@@ -66,7 +66,7 @@ bool is_child(pid_t process) { return ::kill(process, 0) == 0; }
 
 class Supervisor {
  public:
-  // `front` is at its end when the front process is.
+  // `front` reaches its end when the front process ends.
   Supervisor(const LaunchCommand& command, std::string folder, FileDescriptor front)
       : command_(command),
         folder_(std::move(folder)),
@@ -88,7 +88,7 @@ class Supervisor {
   };
 
   void start();
-  // Waits for events, a tick at most, and handles them. Returns false if there were none.
+  // Waits for events, at most a tick, and handles them. Returns false if there were none.
   bool step(int milliseconds = kTick);
   void hear_signals();
   bool hear(Peer& peer);
@@ -106,17 +106,17 @@ class Supervisor {
   const std::string mark_;  // in the environment of each process of the job
   FileDescriptor front_, listener_, signals_;
   FileDescriptor output_;  // mpirun's stdout
-  std::string unwritten_;  // of what it has printed
-  std::string untaken_;    // why stdout takes no more
+  std::string unwritten_;  // printed by mpirun and not yet written to stdout
+  std::string untaken_;    // why stdout accepts no more
   std::vector<Peer> peers_;
   pid_t mpirun_ = -1;
   std::optional<int> status_;  // as waitpid() gives it
   std::optional<OpenMpiFiles> files_;
   int signal_ = 0;
-  // Processes that mpirun ended and left to this process, their new parent, as it does when it is told to stop. It
-  // reaps ranks that end before that.
+  // Processes that mpirun has ended but not reaped before it ended itself, so that this process became their parent.
+  // mpirun does that when it is told to stop. It reaps ranks that end before that.
   std::vector<pid_t> stopped_;
-  bool ending_ = false;  // this process ends processes itself
+  bool ending_ = false;  // this process is ending processes itself
   Overdue overdue_ = Overdue::kNo;
   int unended_rank_ = -1;
   Moment started_, announced_, failed_, gone_, told_, leaving_;
@@ -189,7 +189,7 @@ bool Supervisor::step(int milliseconds) {
 void Supervisor::hear_signals() {
   signalfd_siginfo info;
   while (::read(signals_.get(), &info, sizeof(info)) == ssize_t{sizeof(info)}) {
-    // Who stops a whole service or Slurm job signals this process, too.
+    // If a whole service or Slurm job is stopped, this process gets the signal, too.
     const bool from_front = static_cast<pid_t>(info.ssi_pid) == ::getppid();
     if (info.ssi_signo != SIGCHLD && from_front) pass_on(static_cast<int>(info.ssi_signo));
   }
@@ -203,7 +203,7 @@ void Supervisor::hear_signals() {
   }
 }
 
-// Returns false at the end of the rank's process.
+// Returns false once the rank's process has ended.
 bool Supervisor::hear(Peer& peer) {
   Outcome outcome;
   const ssize_t size = ::recv(peer.socket.get(), &outcome, sizeof(outcome), MSG_TRUNC);
@@ -223,7 +223,7 @@ void Supervisor::pass_on(int signal) {
   if (signal_ == 0) signal_ = signal;
 }
 
-// Passes on at once what mpirun prints. If stdout doesn't take it, the job goes on: its ranks can't be told.
+// Forwards mpirun's output at once. If stdout doesn't accept it, the job goes on, because its ranks can't be told.
 void Supervisor::copy_output(bool readable, bool writable) {
   if (writable) {
     const ssize_t written = ::write(STDOUT_FILENO, unwritten_.data(), unwritten_.size());
@@ -235,7 +235,7 @@ void Supervisor::copy_output(bool readable, bool writable) {
     }
   }
   if (readable) {
-    char bytes[PIPE_BUF];  // as much as a pipe that is ready takes without a wait
+    char bytes[PIPE_BUF];  // as much as a ready pipe accepts without blocking
     const ssize_t size = ::read(output_.get(), bytes, sizeof(bytes));
     if (size > 0 && untaken_.empty()) unwritten_.assign(bytes, static_cast<std::size_t>(size));
     if (size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR)) output_ = FileDescriptor();
@@ -276,7 +276,7 @@ void Supervisor::check_limits() {
   const int limit = command_.start_limit;
   if (!begun_ && has_passed(started_, announced_ ? limit : (limit + 9) / 10)) {
     if (!command_.local && has_connection(mpirun_)) {
-      begun_ = true;  // a daemon on another host has come; ranks that run only there can't be seen
+      begun_ = true;  // a daemon on another host has connected; ranks that run only there can't be seen
     } else if (!announced_) {
       note_first(announced_, true);
       fmt::print(stderr, "ringattn-mpirun: no rank has begun yet. {} is ended {} s after its start (--start-limit).\n",
@@ -304,9 +304,9 @@ void Supervisor::check_limits() {
   }
 }
 
-// Ends the processes of the job that still run on this host. They get a second (`now`: none) to end by themselves, two
-// more after SIGTERM, then SIGKILL. A process has no environment for a moment while it becomes another program, so that
-// none is left counts only once a second look has found none either.
+// Ends the processes of the job that still run on this host. They get one second (`now`: none) to end by themselves,
+// two more after SIGTERM, then SIGKILL. A process that calls exec() has no environment for a moment, so the processes
+// are gone only if a second look finds none either.
 void Supervisor::end_processes(bool now) {
   const Clock::time_point begin = Clock::now() + std::chrono::seconds(now ? 0 : 1);
   constexpr std::chrono::seconds kTerm{2}, kKill{3};
@@ -326,8 +326,8 @@ void Supervisor::end_processes(bool now) {
   }
 }
 
-// Waits until all that mpirun has printed is passed on, for as long as a slow reader takes. Only a process that holds
-// the pipe and isn't the job's, or a signal to the launcher, bounds the wait.
+// Waits until all of mpirun's output is forwarded, however slow the reader is. The wait is bounded only if a process
+// that isn't the job's holds the pipe, or after a signal to the launcher.
 void Supervisor::await_output() {
   Moment since = Clock::now();
   while ((output_.valid() || !unwritten_.empty()) && !has_passed(since, kPipeSeconds)) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one job: starts mpirun or srun, sees to it that it ends, and removes what it leaves on this host.
+// Runs one job: starts mpirun or srun, makes sure that it ends, and removes what it leaves on this host.
 //
-// Two processes do so. The front process is the one that the user started: it forks the supervisor, passes signals on
-// to it and leaves with its exit code. The supervisor is the parent of mpirun. When the front process is killed, a pipe
-// between them tells the supervisor, which then ends the job.
+// There are two processes. The front process is the one that the user started: it forks the supervisor, passes signals
+// on to it and exits with its exit code. The supervisor is the parent of mpirun. If the front process is killed, the
+// supervisor notices it by a pipe between them, and ends the job.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace ringattn::launcher {
 
-// Returns the job's exit code, after printing what there is to say. Throws Error.
+// Prints the job's messages, and returns its exit code. Throws Error.
 int supervise(const LaunchCommand& command);
 
 // Prints "ringattn-mpirun: error: message" on stderr.

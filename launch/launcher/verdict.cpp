@@ -87,8 +87,8 @@ Verdict judge(const JobEnd& end) {
   if (end.overdue == Overdue::kUnstarted) {
     return error(6, launcher + " was ended", late, "See whether the hosts answer; --start-limit gives them longer.");
   }
-  // What they all say counts, also if mpirun had to be ended. If something else killed it, ranks that it took along
-  // while they started, or met, blame MPI or a peer (4, 6).
+  // The code that the ranks reported counts, even if mpirun had to be ended. If something else killed mpirun, ranks
+  // that were starting or connecting and went down with it blame MPI or a peer (4, 6).
   const bool blames_others = end.killed && (ranks.worst == 4 || ranks.worst == 6);
   if (ranks.worst > 0 && !blames_others) {
     const bool ended = end.overdue == Overdue::kLate;
@@ -114,33 +114,32 @@ Verdict judge(const JobEnd& end) {
     return error(kSignalBase + SIGTERM, launcher + " was told to stop", "its ranks were ended by signal 15",
                  "Start again.");
   }
-  // Others that mpirun ends because of a silent rank can still say so.
+  // A rank that mpirun ends because of a silent rank can still report that.
   const std::string victim = end.killed ? launcher : ranks.silent == 1 ? name_of(ranks.mute_rank) : name_of(-1);
-  constexpr int kFirstOfJob = 5;  // a program that can't be started ends by a signal up to SIGTRAP, too
+  constexpr int kFirstOfJob = 5;  // a program that can't be started also ends by a signal up to SIGTRAP
   if (signal > kFirstOfJob || (signal > 0 && ranks.started > 0)) {
-    return error(6, victim + " was killed",
-                 fmt::format("by signal {}; {}'s own message stands above", signal, launcher),
+    return error(6, victim + " was killed", fmt::format("by signal {}; {}'s own message is above", signal, launcher),
                  "Memory and the host's log are the first places to look.");
   }
   if (ranks.starts_mpi && signal == 0 && end.code != kLostDaemon) {
-    return error(4, victim + " could not start MPI", "Open MPI's own message stands above",
+    return error(4, victim + " could not start MPI", "Open MPI's own message is above",
                  "Check its settings (OMPI_MCA_...), and the limits on files and processes (ulimit -a).");
   }
   if (launcher == "mpirun" && end.code == kLostDaemon) {
-    return error(6, "a host was lost", "mpirun's own message stands above", "Check the host, and start again.");
+    return error(6, "a host was lost", "mpirun's own message is above", "Check the host, and start again.");
   }
   if (end.code >= 2 && end.code <= kMostCode) return {end.code, {}, {}};
   if (ranks.started > 0 && (end.code <= 1 || end.code > kSignalBase + kMostSignal)) {
     return error(6, victim + " left early or was killed",
-                 fmt::format("{} left with code {}, and no rank says that it failed", launcher, end.code),
+                 fmt::format("{} exited with code {}, and no rank reported a failure", launcher, end.code),
                  "See the messages above, memory, and the host's log.");
   }
   if (end.code > kMostCode && end.code <= kSignalBase) {
-    return error(7, fmt::format("a rank left with code {}", end.code), "ringattn has no such code",
+    return error(7, fmt::format("a rank exited with code {}", end.code), "ringattn has no such code",
                  "Please report it with the output of ringattn info.");
   }
   return error(4, launcher + " could not start the ranks",
-               fmt::format("it left with code {}; its own message stands above", end.code),
+               fmt::format("it exited with code {}; its own message is above", end.code),
                "--dry-run prints the command.");
 }
 

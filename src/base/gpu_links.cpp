@@ -20,8 +20,8 @@ namespace ringattn {
 
 namespace {
 
-// The driver's management library, opened where there is one: NVML's header is not part of every CUDA Toolkit. Its
-// functions return 0 for success.
+// The driver's management library, opened at run time if it is there: NVML's header is not part of every CUDA Toolkit.
+// Its functions return 0 for success.
 class Nvml {
  public:
   using Device = void*;
@@ -31,7 +31,7 @@ class Nvml {
     return nvml;
   }
 
-  // Why there is none; empty: there is.
+  // Why NVML can't be used; empty if it can.
   const std::string& missing() const { return missing_; }
 
   template <typename... Arguments>

@@ -30,8 +30,8 @@ bool fit(std::size_t bytes) {
   return true;
 }
 
-// Rows of a head lie apart in caches and shards, so that with small pages each few rows need another entry of the TLB.
-// Most systems give pages of 2 MiB on request only. Where the system refuses, memory is as before, but slower to read.
+// The rows of one head lie far apart in caches and shards, so with small pages every few rows need another TLB entry.
+// Most systems use pages of 2 MiB only on request. If the system refuses, memory is only slower to read.
 void ask_for_huge_pages([[maybe_unused]] std::byte* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
   constexpr std::size_t kHugePage = std::size_t{2} << 20;

@@ -19,7 +19,7 @@ namespace ringattn {
 
 namespace {
 
-// A number at the beginning of `text`, which loses it.
+// Removes a number from the beginning of `text` and returns it.
 std::optional<int> take_cpu(std::string_view& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -28,11 +28,11 @@ std::optional<int> take_cpu(std::string_view& text) {
   return value;
 }
 
-// Puts each rank on the node with the processor in the middle of its equal share.
+// Puts each rank on the node that has the middle processor of the rank's equal share.
 std::vector<std::size_t> nodes_of_ranks(const NumaTopology& nodes, std::size_t total, std::size_t ranks) {
   std::vector<std::size_t> chosen;
   std::size_t node = 0;
-  std::size_t end = nodes.front().size();  // of the node's processors
+  std::size_t end = nodes.front().size();  // one past the node's last processor
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const std::size_t middle = (2 * rank + 1) * total / (2 * ranks);
     while (middle >= end) end += nodes[++node].size();
@@ -41,7 +41,7 @@ std::vector<std::size_t> nodes_of_ranks(const NumaTopology& nodes, std::size_t t
   return chosen;
 }
 
-// Gives each node to the rank with the node's middle processor in its equal share.
+// Gives each node to the rank whose equal share has the node's middle processor.
 std::vector<CpuList> nodes_shared_out(const NumaTopology& nodes, std::size_t total, std::size_t ranks) {
   std::vector<CpuList> cpus(ranks);
   std::size_t begin = 0;

@@ -38,7 +38,8 @@ CpuList usable_cpus();
 // Binds the calling thread, and threads that it starts from now on, to processors. Returns why it failed, or nothing.
 std::string bind_thread(const CpuList& cpus);
 
-// A variable by which the user has OpenMP place threads; empty: none is set. Such threads ignore the rank's processors.
+// The environment variable by which the user makes OpenMP place threads; empty if none is set. Threads that OpenMP
+// places ignore the rank's processors.
 std::string_view openmp_binding();
 
 }  // namespace ringattn

@@ -55,7 +55,7 @@ void check_output_folder(const std::string& given, bool replace, const std::stri
   const std::string path = without_slash(given);
   const std::string problem = fmt::format("can't write {}", path.empty() ? "the output" : path);
   if (path.empty() || path.find('\0') != std::string::npos) {
-    fail(ErrorCode::kFile, problem, "it is no path", "Name a folder.");
+    fail(ErrorCode::kFile, problem, "it is not a path", "Name a folder.");
   }
   const std::string parent = folder_of(path);
   if (::faccessat(AT_FDCWD, parent.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
@@ -68,7 +68,7 @@ void check_output_folder(const std::string& given, bool replace, const std::stri
     if (errno != ENOENT) fail_file(problem, errno, "Choose another name.");
     return;
   }
-  if (!S_ISDIR(status.st_mode)) fail(ErrorCode::kFile, problem, "it exists and is no folder", "Choose another name.");
+  if (!S_ISDIR(status.st_mode)) fail(ErrorCode::kFile, problem, "it is not a folder", "Choose another name.");
   if (!replace) {
     fail(ErrorCode::kFile, problem, "it exists", {"Choose another name, or replace it with ", setting("force"), "."});
   }
@@ -77,7 +77,7 @@ void check_output_folder(const std::string& given, bool replace, const std::stri
   for (auto entry = std::filesystem::directory_iterator(path, error);
        !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     if (!entry->is_regular_file(error) || entry->is_symlink(error)) {
-      fail(ErrorCode::kFile, problem, fmt::format("it has {}, which is no file", entry->path().filename().string()),
+      fail(ErrorCode::kFile, problem, fmt::format("it has {}, which is not a file", entry->path().filename().string()),
            "Choose another name; only a folder of files is replaced.");
     }
     has_needed = has_needed || entry->path().filename() == needed;
@@ -118,7 +118,7 @@ void TemporaryFolder::publish(bool replace) {
     error = replace_folder(path_, final_path_, old);
   } else if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, final_path_.c_str(), RENAME_NOREPLACE) != 0) {
     error = errno;
-    // A file system without the flag: nothing was there a moment ago.
+    // The file system lacks the flag. Nothing was at the path a moment ago.
     if ((error == EINVAL || error == ENOSYS) && !there) {
       error = ::rename(path_.c_str(), final_path_.c_str()) == 0 ? 0 : errno;
     }

@@ -37,7 +37,7 @@ std::string read_text_file(const std::string& path, std::size_t limit) {
   if (!file.valid()) fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno), kReadAdvice);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    fail(ErrorCode::kFile, fmt::format("can't read {}", path), "it is no regular file", kReadAdvice);
+    fail(ErrorCode::kFile, fmt::format("can't read {}", path), "it is not a regular file", kReadAdvice);
   }
   std::string text;
   char buffer[16384];
@@ -60,7 +60,7 @@ void check_new_file(const std::string& path, bool force, std::string_view name) 
     fail(ErrorCode::kFile, cant_be_written, "it is a directory", kWriteAdvice);
   }
   if (kind && !S_ISREG(*kind)) {
-    fail(ErrorCode::kFile, cant_be_written, "it exists and is no regular file",
+    fail(ErrorCode::kFile, cant_be_written, "it exists and is not a regular file",
          "Name a file; - is stdout, where that is taken.");
   }
   if (kind && !force) {
@@ -74,7 +74,7 @@ void check_new_file(const std::string& path, bool force, std::string_view name) 
   const bool parent_exists = ::stat(directory.c_str(), &parent_status) == 0;
   if (!parent_exists || !S_ISDIR(parent_status.st_mode)) {
     fail(ErrorCode::kFile, cant_be_written,
-         parent_exists ? fmt::format("{} is no directory", directory)
+         parent_exists ? fmt::format("{} is not a directory", directory)
                        : fmt::format("the directory {} doesn't exist", directory),
          "Create the directory, or name another.");
   }

@@ -9,7 +9,7 @@ namespace ringattn {
 
 class UnfinishedFolder {
  public:
-  // Creates the folder. errno says why there is none afterwards.
+  // Creates the folder. If that fails, errno says why.
   explicit UnfinishedFolder(const std::string& path) noexcept;
   // Afterwards the folder stays where it is.
   ~UnfinishedFolder();

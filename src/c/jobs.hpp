@@ -34,7 +34,7 @@ Job read_job(const ringattn_spec* spec, const ringattn_batch* batch);
 Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right);
 // `positions`: receives the key positions for `kv_heads` heads; null if key i has position i.
 Batch read_batch(const ringattn_batch* batch, int kv_heads, std::shared_ptr<const KeyPositions>& positions);
-// For ops without key positions.
+// The same for ops without key positions.
 Batch read_batch(const ringattn_batch* batch);
 // The sequences of an SSM or conv1d.
 struct SsmBatch {
@@ -66,7 +66,7 @@ DecodeOptions read_decode_options(const ringattn_options* options, const Transpo
 int read_threads(const ringattn_options* options);
 // The options of a batched GEMM: kernel and threads.
 BatchedGemmOptions read_batched_gemm_options(const ringattn_options* options, const Transport& transport);
-// The options of RoPE, which are the same.
+// The options of RoPE: kernel and threads, too.
 RopeOptions read_rope_options(const ringattn_options* options, const Transport& transport);
 LinearJob read_linear_job(const ringattn_linear_spec* spec);
 // The options of a linear layer: kernel, threads and timeout_seconds.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handle of MLA, from which the one of its gradients is made.
+// The handle of MLA, from which the handle of its gradients can be made.
 #pragma once
 
 #include <cstddef>

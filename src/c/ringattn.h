@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * C API of ringattn: exact attention with bitwise equal results on one rank and on many. A program needs this header,
- * the headers ringattn_ops.h, ringattn_mla.h and ringattn_linear.h that it includes, and the library libringattn_c.so.
+ * C API of ringattn: exact attention with bitwise equal results for any number of ranks. A program needs this header,
+ * the headers that it includes (ringattn_ops.h, ringattn_mla.h, ringattn_linear.h and ringattn_layers.h), and the
+ * library libringattn_c.so.
  *
  *   ringattn_world_options where = {.size = sizeof where, .abi = RINGATTN_ABI};
  *   ringattn_world *world;
@@ -35,8 +36,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* DLPack's own header if it is on the include path, else the declarations that this API needs, which are unchanged
- * since DLPack 0.6. A program that has dlpack.h under another path includes it before this header. */
+/* DLPack's own header if it is on the include path. Otherwise the declarations that this API needs, which have not
+ * changed since DLPack 0.6. A program that has dlpack.h under another path includes it before this header. */
 #ifndef DLPACK_DLPACK_H_
 #if defined(__has_include)
 #if __has_include(<dlpack/dlpack.h>)
@@ -71,7 +72,8 @@ typedef struct {
 extern "C" {
 #endif
 
-/* Rises by one when a declaration is added. Declarations are never removed: the library serves all earlier versions. */
+/* Rises by one when a declaration is added. Declarations are never removed: the library serves all interfaces from 6,
+ * the first that was released, up to its own. */
 #define RINGATTN_ABI 6
 
 /* RINGATTN_ABI and version of the loaded library, e.g. "0.3.0". */
@@ -115,16 +117,16 @@ void ringattn_set_interrupt(ringattn_poll poll, void* context);
  * "ops" names the functions that it applies to. "unless":"dt" accepts the name in a file that has a tensor dt. */
 const char* ringattn_tensor_names(void);
 
-/* Since interface 6. Facts of this build and this machine for a bug report, as lines: what `ringattn collect-env` prints,
- * without Python. An item that is missing says why. Initializes the CUDA driver. Valid as long as the library is loaded.
- * NULL if memory runs out. */
+/* Since interface 6. Facts about this build and this machine for a bug report, one per line: what `ringattn
+ * collect-env` prints, without its Python part. If a fact can't be found, its line says why. Initializes the CUDA
+ * driver. Valid as long as the library is loaded. NULL if memory runs out. */
 const char* ringattn_environment(void);
 
 /* Since interface 6. Sets the SIMD target of this process's CPU kernels: "amx" (AVX-512 with AMX tiles for bf16),
- * "avx512", "avx2", "sse4", "neon", or "auto", the best target of the processor. Without a call, the environment variable
- * RINGATTN_SIMD_TARGET sets it, "auto" by default. Bits depend on the target, so ranks on hosts of different kinds need
- * one that all hosts have. RINGATTN_UNSUPPORTED if the processor lacks the target; RINGATTN_USAGE for other names, and
- * for another target while handles of ops on the CPU exist. */
+ * "avx512", "avx2", "sse4", "neon", or "auto", the best target of the processor. Without a call, the environment
+ * variable RINGATTN_SIMD_TARGET sets it, "auto" by default. Bits depend on the target, so ranks on hosts of different
+ * kinds need one that all hosts have. RINGATTN_UNSUPPORTED if the processor lacks the target; RINGATTN_USAGE for other
+ * names, and for another target while handles of ops on the CPU exist. */
 ringattn_status ringattn_set_simd_target(const char* name);
 /* Since interface 6. The name that is set, "auto" by default. Valid until the next call on this thread. NULL if the
  * environment variable names a target that is unknown or that the processor lacks. */
@@ -155,13 +157,13 @@ ringattn_status ringattn_world_threads(const ringattn_world_options* options, in
 ringattn_status ringattn_world_mpi(const ringattn_world_options* options, const void* communicator,
                                    ringattn_world** world);
 
-/* Since interface 2. Ranks are processes of any launcher, without MPI, and connect over TCP. With kDLCUDA each rank
- * uses the GPU that its options name. Bytes go from GPU to GPU by copy engines inside a host (p2p), or else by NCCL if
- * the library was built with it. */
+/* Since interface 2. Ranks are processes started by any launcher, without MPI, and connect over TCP. With kDLCUDA each
+ * rank uses the GPU that its options name. Bytes go from GPU to GPU by copy engines inside a host (p2p), or else by
+ * NCCL if the library was built with it. */
 typedef struct ringattn_gathered ringattn_gathered;
 
-/* Functions of the caller. They are called on the calling thread, and only until ringattn_world_callbacks() returns.
- * Ranks use the all-gather to exchange addresses. Later barriers are the world's own. */
+/* Functions that the caller provides. They are called on the calling thread, and only until ringattn_world_callbacks()
+ * returns. Ranks use the all-gather to exchange addresses. Later barriers are the world's own. */
 typedef struct ringattn_callbacks {
   uint64_t size;
   void* context; /* passed to all_gather */
@@ -198,7 +200,8 @@ enum {
   RINGATTN_WINDOW = 2 /* a query at position p sees keys p - window_left to p + window_right */
 };
 
-/* What the bits of an output row depend on, besides its query and its keys. Has no lengths and no ranks. */
+/* Describes what is computed. Besides the query, its keys and its values, the bits of an output row depend only on this
+ * struct and the kernel. It has no lengths and no ranks. */
 typedef struct ringattn_spec {
   uint64_t size;
   DLDataType dtype;   /* of q, k, v and out: {kDLFloat, 32, 1}, {kDLFloat, 16, 1} or {kDLBfloat, 16, 1} */
@@ -228,7 +231,8 @@ typedef struct ringattn_compressed {
   uint64_t size;
   const DLTensor* streams[4]; /* [rows, heads, width], one row for each token; for a cache [pages, page_size, heads,
                                * width] */
-  const DLTensor* tables[2];  /* dense; for all sequences of the batch or decode step, equal on every rank */
+  const DLTensor* tables[2];  /* dense; they cover all sequences of the batch or decode step, and are the same on every
+                               * rank */
 } ringattn_compressed;
 
 /* A packed batch: tokens of the sequences follow each other. Query i of sequence s has key position i + q_offsets[s].
@@ -243,8 +247,8 @@ typedef struct ringattn_batch {
    * k_lengths count the remaining keys. Masks and q_offsets use the original positions. */
   const int32_t* k_positions;   /* [keys of all sequences, position_heads], ascending; NULL: key i has position i */
   int64_t position_heads;       /* 1: all K/V heads keep the same keys; else kv_heads */
-  const int64_t* whole_lengths; /* [sequences] original lengths in tokens, where queries without q_offsets end; NULL
-                                 * with q_offsets: the largest position + 1 */
+  const int64_t* whole_lengths; /* [sequences] original lengths in tokens; without q_offsets, queries end there. NULL,
+                                 * only with q_offsets: the largest position + 1 */
 } ringattn_batch;
 
 /* Tokens [begin, end) of `sequence` are rows of `rank`. A rank's rows are its runs in the order given. */
@@ -263,8 +267,8 @@ enum {
   RINGATTN_RUNS = 3 /* as query_runs and key_runs say */
 };
 
-/* How a job runs. Of these options only the kernel may change bits of the result. Options that the op or the layout
- * ignores are refused (RINGATTN_USAGE). */
+/* How a job runs. Only the kernel may change bits of the result. An option that the op or the layout ignores is refused
+ * (RINGATTN_USAGE). */
 typedef struct ringattn_options {
   uint64_t size;
   const char* kernel;      /* kernel name; NULL: the first kernel that supports the problem */
@@ -300,8 +304,8 @@ typedef struct ringattn_attention_facts {
   const char* kernel;       /* kernel name; valid as long as the library is loaded */
   /* Since interface 2: */
   double estimated_seconds; /* of a run, estimated by the machine model */
-  const char* machine;      /* device model and instruction set. Bits are equal where machine, kernel and library are.
-                             * Valid as long as the object */
+  const char* machine; /* device model and instruction set. Bits are equal if machine, kernel and library are equal.
+                        * Valid as long as the object */
 } ringattn_attention_facts;
 /* Fills the first facts->size bytes of *facts. */
 ringattn_status ringattn_attention_get_facts(const ringattn_attention* attention, ringattn_attention_facts* facts);
@@ -335,8 +339,8 @@ ringattn_status ringattn_attention_run(ringattn_attention* attention, const ring
 /* Enqueues the work on the stream. It does not wait for the device or for other ranks. It allocates only the object's
  * own workspace, on the first call. On the host the work is done on return. Calls share the object's memory, so order
  * the streams of one object's calls among themselves. If the stream is being captured, the work becomes part of the
- * graph, whose launches are ordered with other calls likewise, and which the object must outlive. Capture requires a
- * world of one rank and a workspace of the caller. */
+ * graph: order launches of the graph with other calls in the same way, and keep the object as long as the graph.
+ * Capture requires a world of one rank and a workspace of the caller. */
 ringattn_status ringattn_attention_enqueue(ringattn_attention* attention, const ringattn_attention_tensors* tensors);
 /* Waits for all enqueued work of the object. Returns the first failure of that work. */
 ringattn_status ringattn_attention_wait(ringattn_attention* attention);
@@ -393,7 +397,7 @@ typedef struct ringattn_attention_backward_tensors {
 /* Collective. Computes the gradients; returns when they are written. */
 ringattn_status ringattn_attention_backward_run(ringattn_attention_backward* backward,
                                                 const ringattn_attention_backward_tensors* tensors);
-/* As ringattn_attention_enqueue(), but a CUDA graph can't hold it. */
+/* As ringattn_attention_enqueue(), but it can't be captured in a CUDA graph. */
 ringattn_status ringattn_attention_backward_enqueue(ringattn_attention_backward* backward,
                                                     const ringattn_attention_backward_tensors* tensors);
 ringattn_status ringattn_attention_backward_wait(ringattn_attention_backward* backward);

@@ -19,7 +19,7 @@ extern "C" {
 typedef struct ringattn_linear ringattn_linear;
 
 enum { RINGATTN_WEIGHTS_FLOAT = 0, RINGATTN_WEIGHTS_INT8 = 1, RINGATTN_WEIGHTS_INT4 = 2 };
-/* How ranks share a layer. RINGATTN_PARALLEL_ROW has other bits than the other two, on one rank, too.
+/* How ranks share a layer. RINGATTN_PARALLEL_ROW gives other bits than the other two, even on one rank.
  * none:   each rank has the whole layer and its own tokens; no communication.
  * column: each rank has some rows of W, and all tokens; up to 8 ranks.
  * row:    each rank has some columns of W and of x, and all tokens; up to 8 ranks. */
@@ -42,8 +42,8 @@ typedef struct ringattn_linear_spec {
   int32_t parallel;    /* RINGATTN_PARALLEL_... */
   int64_t max_tokens;  /* of a call; buffers are made for it */
   int64_t output;      /* RINGATTN_OUTPUT_... */
-  int64_t column_unit; /* RINGATTN_PARALLEL_COLUMN: columns of y that are never divided between ranks: 128 if an INT4
-                        * layer reads y. 0: 16, or 128 if this layer is INT4 */
+  int64_t column_unit; /* RINGATTN_PARALLEL_COLUMN: number of adjacent columns of y that always stay on one rank: 128 if
+                        * an INT4 layer reads y. 0: 16, or 128 if this layer is INT4 */
 } ringattn_linear_spec;
 
 /* Collective. Uses only the options kernel, threads and timeout_seconds; others are refused. */
@@ -56,7 +56,7 @@ typedef struct ringattn_linear_facts {
   int64_t features_end;
   int64_t columns_begin; /* this rank's rows of W: [columns_begin, columns_end); gated: of each of the two matrices */
   int64_t columns_end;
-  uint64_t packed_bytes; /* of the kernel's own copy of the weights; 0: it reads them as they are */
+  uint64_t packed_bytes; /* of the kernel's own copy of the weights; 0: it reads the caller's */
   uint64_t memory_bytes; /* allocated by the object, packed_bytes included */
   const char* kernel;
 } ringattn_linear_facts;
@@ -65,7 +65,8 @@ ringattn_status ringattn_linear_get_facts(const ringattn_linear* linear, ringatt
 ringattn_status ringattn_linear_tokens(const ringattn_linear* linear, int64_t tokens, int64_t* first, int64_t* count);
 
 /* This rank's weights; n and k are its numbers of columns and features. In a gated layer `weight`, `scales`, `zeros`
- * and `bias` have 2 n rows, those of the gate matrix first; or n, and the up_ members have those of the up matrix. */
+ * and `bias` either have 2 n rows, those of the gate matrix first, or they have n rows, and the up_ members have
+ * those of the up matrix. */
 typedef struct ringattn_linear_weights {
   uint64_t size;
   const DLTensor*
@@ -80,8 +81,8 @@ typedef struct ringattn_linear_weights {
   void* stream;
 } ringattn_linear_weights;
 
-/* Before the first call, and whenever the weights change. Not collective. Scales and biases must stay valid as long as
- * the object, and so must weights unless packed_bytes is above 0. */
+/* Call it before the first run, and whenever the weights change. Not collective. Scales and biases must stay valid
+ * as long as the object, and so must weights unless packed_bytes is above 0. */
 ringattn_status ringattn_linear_load(ringattn_linear* linear, const ringattn_linear_weights* weights);
 
 typedef struct ringattn_linear_tensors {
@@ -91,7 +92,8 @@ typedef struct ringattn_linear_tensors {
   void* stream;
 } ringattn_linear_tensors;
 
-/* Collective if ranks share the layer: all pass as many tokens, which run() checks and enqueue() does not. */
+/* Collective if ranks share the layer: all pass the same number of tokens. run() checks that, and enqueue() does
+ * not. */
 ringattn_status ringattn_linear_run(ringattn_linear* linear, const ringattn_linear_tensors* tensors);
 ringattn_status ringattn_linear_enqueue(ringattn_linear* linear, const ringattn_linear_tensors* tensors);
 ringattn_status ringattn_linear_wait(ringattn_linear* linear);
@@ -102,9 +104,9 @@ void ringattn_linear_destroy(ringattn_linear* linear);
  * have those of their shard. Ranks that don't share it must still add theirs. */
 typedef struct ringattn_linear_backward ringattn_linear_backward;
 
-/* Collective. The arguments of the forward. RINGATTN_UNSUPPORTED: quantized weights; numbers of features that
- * 8 does not divide; several ranks and an output that is divided by tokens; a gated layer of several ranks whose
- * out_features is no multiple of 128. */
+/* Collective. Takes the arguments of the forward. RINGATTN_UNSUPPORTED: quantized weights; numbers of features that
+ * are not multiples of 8; several ranks and an output that is divided by tokens; a gated layer on several ranks
+ * whose out_features is not a multiple of 128. */
 ringattn_status ringattn_linear_backward_create(ringattn_world* world, const ringattn_linear_spec* spec,
                                                 const ringattn_options* options, ringattn_linear_backward** backward);
 /* packed_bytes is 0; kernel is that of dx. */
@@ -138,13 +140,13 @@ ringattn_status ringattn_linear_backward_enqueue(ringattn_linear_backward* backw
 ringattn_status ringattn_linear_backward_wait(ringattn_linear_backward* backward);
 void ringattn_linear_backward_destroy(ringattn_linear_backward* backward);
 
-/* Sums of gradients over ranks that have different tokens, with the same bits for any number of ranks. A step's tokens
- * are dealt in 8 contiguous leaves, whatever the number of ranks. Rank r of P has leaves 8r/P to 8(r+1)/P, rounded
- * down; with more than 8 ranks some have none. Leaves are added in fp32 by a fixed binary tree. */
+/* Sums gradients over ranks that have different tokens, with the same bits for any number of ranks. A step's tokens
+ * are divided into 8 contiguous leaves, whatever the number of ranks. Rank r of P has leaves 8r/P to 8(r+1)/P,
+ * rounded down; with more than 8 ranks some have none. Leaves are added in fp32 by a fixed binary tree. */
 typedef struct ringattn_gradient_reduction ringattn_gradient_reduction;
 
-/* Collective. elements: of the gradients, the same on every rank. parameters: a text of what they are the gradients of,
- * in order, such as "float32 [4, 3], float32 [3]"; ranks whose texts differ are refused. NULL: only elements are
+/* Collective. elements: of the gradients, the same on every rank. parameters: a text that lists the parameters in
+ * order, such as "float32 [4, 3], float32 [3]"; ranks whose texts differ are refused. NULL: only elements are
  * compared. Uses only the options kernel, threads and timeout_seconds; others are refused. */
 ringattn_status ringattn_gradient_reduction_create(ringattn_world* world, int64_t elements, const char* parameters,
                                                    const ringattn_options* options,

@@ -140,7 +140,7 @@ ringattn_status ringattn_mla_decode_owned(const ringattn_mla_decode* decode, int
                                           int64_t* count);
 int64_t ringattn_mla_decode_cache_tokens(const ringattn_mla_decode* decode, int64_t length);
 
-/* Members that ringattn_decode_tensors also has work as there. */
+/* Members that ringattn_decode_tensors also has mean the same as there. */
 typedef struct ringattn_mla_decode_tensors {
   uint64_t size;
   const DLTensor* q;     /* [sequences * rows, heads, head_dim + rope_dim]; without w_uk latent_dim + rope_dim */
@@ -200,8 +200,8 @@ ringattn_status ringattn_batched_gemm_get_facts(const ringattn_batched_gemm* bat
 typedef struct ringattn_batched_gemm_tensors {
   uint64_t size;
   const DLTensor* rows;    /* [rows, heads, dim_k], or [rows, 1, dim_k] if all heads share a row */
-  const DLTensor* weights; /* [heads, dim_n, dim_k]; the stride of one of the last two axes is 1. w_uk as it lies in
-                            * kv_b_proj expands, and with its last two axes exchanged absorbs */
+  const DLTensor* weights; /* [heads, dim_n, dim_k]; the stride of one of the last two axes is 1. w_uk with the strides
+                            * that it has in kv_b_proj expands latents; with its last two axes exchanged it absorbs */
   const DLTensor* out;     /* [rows, heads, dim_n], written */
   void* stream;
 } ringattn_batched_gemm_tensors;

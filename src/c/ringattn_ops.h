@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * C API of the other ops: decode from a KV cache, SSM layers (Mamba) and their causal convolution, compression of keys
- * and values, and eviction of tokens. MLA is in ringattn_mla.h and linear layers are in ringattn_linear.h, which
- * this header includes. ringattn.h includes this
- * header and has the rules of all calls. Each op has the functions create, get_facts, run, enqueue, wait and destroy.
+ * C API of the other ops: decode from a KV cache, SSM layers (Mamba) and their causal convolution, the gated delta
+ * rule, linear attention, RoPE, moving rows between layouts, compression of keys and values, and eviction of tokens.
+ * This header includes ringattn_mla.h (MLA), ringattn_linear.h (linear layers) and ringattn_layers.h (linear layers in
+ * files). ringattn.h includes this header and has the rules of all calls. Most ops have the functions create,
+ * get_facts, run, enqueue, wait and destroy.
  */
 #ifndef RINGATTN_OPS_H
 #define RINGATTN_OPS_H
@@ -36,8 +37,8 @@ ringattn_status ringattn_decode_create(ringattn_world* world, const ringattn_spe
                                        ringattn_decode** decode);
 
 /* The same with RoPE, since interface 6: steps rotate q and k_new, each token by its position in its sequence, with the
- * bits of a ringattn_rope_run() before the step. Keys that the cache has already are rotated ones. Keys of a compressed
- * cache are rounded to the dtype before they are compressed. mrope_section is refused. */
+ * bits of a ringattn_rope_run() before the step. Keys that are already in the cache must have been rotated. Keys of a
+ * compressed cache are rounded to the dtype before they are compressed. mrope_section is refused. */
 ringattn_status ringattn_decode_create_with_rope(ringattn_world* world, const ringattn_spec* spec,
                                                  const struct ringattn_rope_spec* rope,
                                                  const ringattn_decode_limits* limits, const ringattn_options* options,
@@ -50,7 +51,7 @@ typedef struct ringattn_decode_facts {
   int64_t kv_split_keys; /* keys of a KV split of the kernel */
   int64_t partition_first;
   int64_t partition_stride;
-  uint64_t memory_bytes; /* of the rank that needs most: cache, rows, tables and own allocations */
+  uint64_t memory_bytes; /* on the rank that needs most: cache, rows, tables and own allocations */
   const char* kernel;
 } ringattn_decode_facts;
 ringattn_status ringattn_decode_get_facts(const ringattn_decode* decode, ringattn_decode_facts* facts);
@@ -72,8 +73,8 @@ typedef struct ringattn_decode_tensors {
   const DLTensor* v_new;       /* [sequences * rows, kv_heads, head_dim_v], exactly if k_new is given */
   const DLTensor* out; /* [own rows, heads, head_dim_v], written: tokens of the sequences of ringattn_decode_owned() */
   const DLTensor* lse; /* [own rows, heads] fp32, written; NULL: not wanted */
-  const DLTensor* host_lengths; /* host copies of lengths, including the tokens of this step, */
-  const DLTensor* host_table;   /* and of block_table, if the caller has them; else NULL */
+  const DLTensor* host_lengths; /* host copy of lengths, including the tokens of this step; NULL: the caller has none */
+  const DLTensor* host_table;   /* host copy of block_table; NULL: the caller has none */
   void* stream;
   int32_t rows;           /* query tokens per sequence; 0: 1 */
   int32_t update_lengths; /* 1: adds `rows` to each of lengths_before in place, before anything else. (Headers up to
@@ -136,8 +137,9 @@ ringattn_status ringattn_ssm_create(ringattn_world* world, const ringattn_ssm_sp
 typedef struct ringattn_ssm_facts {
   uint64_t size;
   int64_t rows;      /* tokens of this rank */
-  int64_t beginning; /* sequences whose first token this rank has: the number of its initial states. A sequence of 0 */
-  int64_t ending;    /* tokens begins and ends on one rank. Sequences whose last token it has: its final states */
+  int64_t beginning; /* sequences whose first token this rank has: the number of its initial states */
+  int64_t ending;    /* sequences whose last token this rank has: the number of its final states. A sequence of 0 tokens
+                      * begins and ends on one rank */
   uint64_t memory_bytes;
   const char* kernel;
 } ringattn_ssm_facts;
@@ -208,9 +210,10 @@ typedef struct ringattn_ssd_backward_tensors {
   const DLTensor* dc;              /* [rows, groups, state_dim] */
   const DLTensor* dz;              /* [rows, heads, head_dim] */
   const DLTensor* dinitial_states; /* fp32 [beginning, heads, head_dim, state_dim]; if the batch has initial states */
-  const DLTensor* da;              /* fp32 [heads] in host memory. Every rank gets the sum over all ranks: do not */
-  const DLTensor* dd;              /* reduce it again. The same for dd and ddt_bias, [heads] */
-  const DLTensor* ddt_bias;
+  const DLTensor* da;              /* fp32 [heads] in host memory, written. Every rank gets the sum over all
+                                    * ranks: do not reduce it again */
+  const DLTensor* dd;              /* as da */
+  const DLTensor* ddt_bias;        /* as da */
   void* stream;
 } ringattn_ssd_backward_tensors;
 
@@ -227,11 +230,11 @@ void ringattn_ssd_backward_destroy(ringattn_ssd_backward* backward);
 
 /* S' = diag(exp(log_decay_t)) * S_(t-1),   S_t = S' + beta_t * k_t (outer) (v_t - transpose(S') * k_t),
  * out_t = scale * transpose(S_t) * q_t, for each value head, with a state S [key_dim, value_dim]. Names are those of
- * flash-linear-attention, but log_decay for its g. */
+ * flash-linear-attention, except for log_decay, which is called g there. */
 typedef struct ringattn_gated_delta_spec {
   uint64_t size;
   DLDataType dtype;    /* of q, k, v and out; log_decay, beta and states are fp32 */
-  int32_t key_heads;   /* of q and k; divides value_heads, neighbours of which share a key head */
+  int32_t key_heads;   /* of q and k; divides value_heads. Adjacent value heads share a key head */
   int32_t value_heads; /* of v, log_decay, beta and out */
   int32_t key_dim;
   int32_t value_dim;
@@ -264,7 +267,7 @@ typedef struct ringattn_gated_delta_tensors {
       initial_states;           /* fp32 [beginning, value_heads, key_dim, value_dim]; if the batch has initial states */
   const DLTensor* out;          /* [rows, value_heads, value_dim], written */
   const DLTensor* final_states; /* fp32 [ending, value_heads, key_dim, value_dim], written; if the batch has them */
-  const DLTensor* slots;        /* of an update in place, as for ringattn_ssm */
+  const DLTensor* slots;        /* for an update in place, as for ringattn_ssm */
   void* stream;
 } ringattn_gated_delta_tensors;
 
@@ -287,7 +290,7 @@ typedef struct ringattn_reshard_spec {
   int64_t from_run_count; /* runs of all ranks, for each rank ascending by sequence and begin. Together they cover each
                            * token once */
   const ringattn_run* from_runs;
-  int64_t to_run_count; /* as from_runs, of the rows that are written */
+  int64_t to_run_count; /* as from_runs, for the rows that are written */
   const ringattn_run* to_runs;
 } ringattn_reshard_spec;
 
@@ -302,7 +305,7 @@ typedef struct ringattn_reshard_facts {
   uint64_t size;
   int64_t from_rows;      /* tokens of this rank's x */
   int64_t to_rows;        /* tokens of this rank's y */
-  int64_t bytes_received; /* from other ranks, of a run */
+  int64_t bytes_received; /* from other ranks in a run */
   uint64_t memory_bytes;  /* of the object's buffers on this rank */
   const char* kernel;     /* what copies: "cpu_copy" or "cuda_copy" */
 } ringattn_reshard_facts;
@@ -317,16 +320,16 @@ typedef struct ringattn_reshard_tensors {
 
 /* Collective. */
 ringattn_status ringattn_reshard_run(ringattn_reshard* reshard, const ringattn_reshard_tensors* tensors);
-/* As ringattn_attention_enqueue(). Of a world of several ranks a CUDA graph can't hold it. */
+/* As ringattn_attention_enqueue(). In a world of several ranks it can't be captured in a CUDA graph. */
 ringattn_status ringattn_reshard_enqueue(ringattn_reshard* reshard, const ringattn_reshard_tensors* tensors);
 ringattn_status ringattn_reshard_wait(ringattn_reshard* reshard);
 void ringattn_reshard_destroy(ringattn_reshard* reshard);
 
 /* ---- Causal depthwise conv1d before an SSM layer, since interface 4 ---- */
 
-/* y_t = bias + sum over k of weight[k] * x_(t - width + 1 + k), then silu if wanted. Names are those of causal_conv1d,
- * but the token axis is before the channel axis. An update has the bits that its token has in a run over the sequence.
- */
+/* y_t = bias + sum over k of weight[k] * x_(t - width + 1 + k), then silu if the spec's silu is 1. Names are those
+ * of causal_conv1d, but the token axis is before the channel axis. An update gives its token the same bits as a run
+ * over the whole sequence. */
 typedef struct ringattn_causal_conv1d_spec {
   uint64_t size;
   DLDataType dtype; /* of x, y and halos */
@@ -338,9 +341,9 @@ typedef struct ringattn_causal_conv1d_spec {
 
 typedef struct ringattn_causal_conv1d ringattn_causal_conv1d;
 
-/* Collective. Batch and options are as for ringattn_ssm, without memory_budget, and runs may be of whole segments of
- * 2,048 tokens, as those of a ringattn_gated_delta. The states are halos: the last width - 1 tokens of a sequence,
- * oldest first. */
+/* Collective. Batch and options are as for ringattn_ssm_create(), but memory_budget is refused, and runs may consist
+ * of whole segments of 2,048 tokens, as for ringattn_gated_delta. The states are halos: the last width - 1 tokens of
+ * a sequence, oldest first. */
 ringattn_status ringattn_causal_conv1d_create(ringattn_world* world, const ringattn_causal_conv1d_spec* spec,
                                               const ringattn_ssm_batch* batch, const ringattn_options* options,
                                               ringattn_causal_conv1d** conv1d);
@@ -356,7 +359,7 @@ typedef struct ringattn_causal_conv1d_tensors {
                                   * place */
   const DLTensor* y;             /* [rows, 1, channels], written */
   const DLTensor* final_halos;   /* [ending, width - 1, channels], dense, written; if the batch has final states */
-  const DLTensor* slots;         /* of an update in place, as for ringattn_ssm */
+  const DLTensor* slots;         /* for an update in place, as for ringattn_ssm */
   void* stream;
 } ringattn_causal_conv1d_tensors;
 
@@ -372,7 +375,7 @@ void ringattn_causal_conv1d_destroy(ringattn_causal_conv1d* conv1d);
  * order, and every rank gets the sum over all ranks: do not reduce them again. */
 typedef struct ringattn_causal_conv1d_backward ringattn_causal_conv1d_backward;
 
-/* Collective. The arguments of the forward; RINGATTN_UNSUPPORTED for an update. */
+/* Collective. Takes the arguments of the forward. RINGATTN_UNSUPPORTED for an update. */
 ringattn_status ringattn_causal_conv1d_backward_create(ringattn_world* world, const ringattn_causal_conv1d_spec* spec,
                                                        const ringattn_ssm_batch* batch, const ringattn_options* options,
                                                        ringattn_causal_conv1d_backward** backward);
@@ -454,11 +457,11 @@ typedef struct ringattn_compression_tensors {
   void* stream; /* a cudaStream_t; the call runs after the work that was enqueued there */
 } ringattn_compression_tensors;
 
-/* Writes `compressed` from `plain`; returns when it is done. *energy_kept, unless NULL: for a low-rank format the share
- * of the sum of squares that its factors and outliers keep, else 1. Computes all tables except tails. A non-finite
- * element is refused, and the error names its tensor and index; `compressed` is then undefined. Of "int4_channel" the
- * rows after a sequence's last full quantization group, and tail entries without a token, are neither written nor ever
- * read. */
+/* Writes `compressed` from `plain`; returns when it is done. *energy_kept, unless NULL: for a low-rank format the
+ * share of the sum of squares that its factors and outliers keep, else 1. Computes all tables except tails. A
+ * non-finite element is refused, and the error names its tensor and index; `compressed` is then undefined. With
+ * "int4_channel", rows after a sequence's last full quantization group, and tail entries without a token, are
+ * neither written nor ever read. */
 ringattn_status ringattn_compression_compress(ringattn_compression* compression,
                                               const ringattn_compression_tensors* tensors, double* energy_kept);
 /* Writes `plain` from `compressed`; returns when it is done. Elements that no compressed tensor can have (NaN or
@@ -528,8 +531,8 @@ typedef struct ringattn_rope_spec {
   double rotary_factor;   /* part of head_dim that is rotated; 0: 1 */
   int32_t interleaved;    /* 0: element i pairs with i + rotary_dim / 2; 1: element 2i with 2i + 1 */
   int32_t exact;          /* 1: angles in fp64, for millions of positions; 0: in fp32 as Hugging Face computes them */
-  /* Frequencies in place of the type's, such as a model's inv_freq, [frequency_count], which is rotary_dim / 2. Without
-   * `exact` they are fp32 values. NULL: by the type. */
+  /* Frequencies that replace those of the type, such as a model's inv_freq: [frequency_count], which is rotary_dim / 2.
+   * Without `exact` they are fp32 values. NULL: those of the type. */
   const double* frequencies;
   int64_t frequency_count;
   double attention_factor; /* of cos and sin, with frequencies; 0: 1 */
@@ -545,7 +548,7 @@ typedef struct ringattn_rope_facts {
   uint64_t size;
   int64_t rotary_dim;
   int64_t axes;       /* of positions */
-  const char* kernel; /* as long as the library is loaded */
+  const char* kernel; /* valid as long as the library is loaded */
 } ringattn_rope_facts;
 
 ringattn_status ringattn_rope_get_facts(const ringattn_rope* rope, ringattn_rope_facts* facts);
@@ -560,14 +563,14 @@ typedef struct ringattn_rope_tensors {
   const DLTensor* k;         /* [rows, kv_heads, head_dim]; NULL: only q is rotated */
   const DLTensor* q_out;     /* as q, written; may be q */
   const DLTensor* k_out;     /* as k, written; may be k */
-  const DLTensor* positions; /* int32 or int64 [rows] or [axes, rows] of each row in its sequence. NULL: row i is at
-                              * first_position + i. ringattn_attention_rows() has those of a layout */
+  const DLTensor* positions; /* int32 or int64 [rows] or [axes, rows]: each row's position in its sequence. NULL: row i
+                              * is at first_position + i. ringattn_attention_rows() returns the positions of a layout */
   int64_t first_position;
-  int64_t inverse; /* 1: by the negative angle, which makes gradients of q and k from those of q_out and k_out */
+  int64_t inverse; /* 1: the negative angle, which turns gradients of q_out and k_out into those of q and k */
   void* stream;
 } ringattn_rope_tensors;
 
-/* Not collective. A row's bits depend on the row, its positions and the spec alone, not on the device. */
+/* Not collective. A row's bits depend only on the row, its positions and the spec, not on the device. */
 ringattn_status ringattn_rope_run(ringattn_rope* rope, const ringattn_rope_tensors* tensors);
 ringattn_status ringattn_rope_enqueue(ringattn_rope* rope, const ringattn_rope_tensors* tensors);
 ringattn_status ringattn_rope_wait(ringattn_rope* rope);
@@ -616,9 +619,9 @@ typedef struct ringattn_linear_attention_tensors {
   const DLTensor* v;             /* [rows, heads, dim_v] */
   const DLTensor* log_decay;     /* fp32 [heads], [rows, heads, 1] or [rows, heads, dim], by the spec's decay */
   const DLTensor* initial_state; /* fp32 [beginning, heads, dim_v, dim]; if the batch has initial states */
-  const DLTensor* positions;     /* int32 or int64 [rows], with rope only. NULL: tokens count from 0 in their sequences,
-                                  * which an update can't leave out */
-  const DLTensor* slots;         /* of an update in place, as for ringattn_ssm */
+  const DLTensor* positions;     /* int32 or int64 [rows], with rope only. NULL: tokens count from 0 in their sequences.
+                                  * An update with rope requires them */
+  const DLTensor* slots;         /* for an update in place, as for ringattn_ssm */
   const DLTensor* out;           /* [rows, heads, dim_v], written */
   const DLTensor* final_states;  /* fp32 [ending, heads, dim_v, dim], written; if the batch has final states */
   void* stream;

@@ -77,7 +77,7 @@ RopeSpec ringattn::c::read_rope_spec(const ringattn_rope_spec* given) {
   const std::string_view text = read.parameters == nullptr ? "" : read.parameters;
   if (!text.empty()) {
     if (const std::string_view bad = set_rope_parameters(parameters, text); !bad.empty()) {
-      fail(ErrorCode::kUsage, fmt::format("\"{}\" is no parameter of RoPE", bad),
+      fail(ErrorCode::kUsage, fmt::format("\"{}\" is not a parameter of RoPE", bad),
            fmt::format("there are {}, as name=number", rope_parameter_names()), "Check its name and value.");
     }
   }

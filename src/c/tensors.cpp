@@ -137,13 +137,13 @@ std::byte* TensorReader::data(const char* name, const DLTensor& tensor, int axes
   if (memory_ == MemoryKind::kHost) {
     const auto type = static_cast<int>(tensor.device.device_type);
     if (type != kDLCPU && type != kDLCUDAHost) {
-      refuse(fmt::format("{} lies on device type {}", name, type), "the world's tensors lie in host memory",
+      refuse(fmt::format("{} is on device type {}", name, type), "the world's tensors are in host memory",
              "Copy it to the host, or use a world of the device.");
     }
   } else if (tensor.device.device_type != kDLCUDA || tensor.device.device_id != device_) {
-    refuse(fmt::format("{} lies on device {}:{}", name, static_cast<int>(tensor.device.device_type),
+    refuse(fmt::format("{} is on device {}:{}", name, static_cast<int>(tensor.device.device_type),
                        tensor.device.device_id),
-           fmt::format("the world's tensors lie on GPU {} ({}:{})", device_, static_cast<int>(kDLCUDA), device_),
+           fmt::format("the world's tensors are on GPU {} ({}:{})", device_, static_cast<int>(kDLCUDA), device_),
            "Copy it there, or use a world of its device.");
   }
   std::byte* const first = first_element(name, tensor);

@@ -28,7 +28,7 @@ const char* backend_of(const Transport& transport) {
 
 namespace {
 
-// Interfaces before it had other names of functions and structs, and were never released.
+// Earlier interfaces had other names of functions and structs, and were never released.
 constexpr std::int64_t kFirstAbi = 6;
 
 // Reads options of any header, with their size in interface 1 as the minimum.
@@ -92,7 +92,7 @@ StoreOptions read_store(const char* address, std::int32_t rank, std::int32_t ran
   }
   const auto place = parse_store_address(address);
   if (!place) {
-    fail(ErrorCode::kUsage, fmt::format("{} is no address", address), "a store's is host:port",
+    fail(ErrorCode::kUsage, fmt::format("{} is not an address", address), "a store's is host:port",
          "Pass one such as 10.0.0.7:29555.");
   }
   return {*place, rank, ranks, job == nullptr ? "" : job};

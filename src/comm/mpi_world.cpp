@@ -31,8 +31,8 @@ namespace {
 constexpr int kThreadsOfMpi = 4;
 
 // Open MPI ends the process with code 1, the code of a wrong result, if it can't start: it has no folder for its
-// session, too few files, or an unknown component. A process that is no rank of mpirun's or srun's tries it in a child
-// first.
+// session, too few files, or an unknown component. A process that mpirun or srun did not start as a rank tries it in a
+// child process first.
 void try_start() {
   if (std::getenv("PMIX_NAMESPACE") != nullptr || std::getenv("PMI_FD") != nullptr) return;
   const pid_t child = ::fork();
@@ -44,7 +44,7 @@ void try_start() {
   }
   int status = 0;
   if (child > 0 && uninterrupted([&] { return ::waitpid(child, &status, 0); }) == child && status != 0) {
-    fail(ErrorCode::kUnsupported, "can't start MPI", "MPI_Init failed; its own message stands above",
+    fail(ErrorCode::kUnsupported, "can't start MPI", "MPI_Init failed; its own message is above",
          "Check that TMPDIR names a folder that can be written to, and the limits on files and processes (ulimit -a).");
   }
 }

@@ -9,9 +9,9 @@
 
 namespace ringattn {
 
-// Collective. Binds the calling thread, a rank that has not started threads yet, where several ranks of this host may
-// run on the same processors of several nodes. Ranks that their launcher has bound have processors of their own, and
-// stay where they are, and so do all ranks while OpenMP places threads. Returns why the system refused, or nothing.
+// Collective. Binds the calling thread to a NUMA node if several ranks of this host may run on the same processors of
+// several nodes. The rank must not have started threads yet. Ranks that their launcher has bound to processors of their
+// own stay there, and so do all ranks if OpenMP places threads. Returns why the system refused; empty if it did not.
 std::string bind_rank_to_numa_node(const Collective& collective, const NumaTopology& topology = read_numa_topology());
 
 }  // namespace ringattn

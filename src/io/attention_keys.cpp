@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of a config.json that change its attention, and that a family's rules do not read.
+// Keys of a config.json that change its attention, but that the rules of its family do not read.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace ringattn {
 
 namespace {
 
-// Keys known to change what is computed, in whichever family. A value that switches nothing on is none: null, false, 0,
-// an empty text, list or object.
+// Keys that change the attention of any family. Values that enable nothing are ignored: null, false, 0, and empty
+// texts, lists and objects.
 struct ChangingKey {
   std::string_view key;
   std::string_view why;
@@ -34,8 +34,8 @@ constexpr ChangingKey kChanging[] = {
     {"is_encoder_decoder", "encoder, decoder and cross attention differ"},
 };
 
-// Files beside a model's weights that describe it in another format than transformers' config.json: all keys of a row
-// are there, and model_type is not.
+// Files beside a model's weights that describe it in another format than transformers' config.json. Such a file has all
+// keys of a row, and no model_type.
 struct OtherFormat {
   std::string_view keys;  // with spaces between them
   std::string_view what;
@@ -50,23 +50,23 @@ constexpr OtherFormat kOtherFormats[] = {
      "Give the config.json of the same model in the format of transformers, or the dims themselves."},
 };
 
-// Keys of families that are no plain decoders, in a file whose model_type does not say which.
+// Keys of families that are not plain decoders. They are refused in a file without model_type.
 constexpr ChangingKey kOfOtherFamilies[] = {
-    {"type_vocab_size", "encoders have it, whose attention is bidirectional"},
-    {"laurel_rank", "models have it whose scores are not scaled"},
-    {"global_head_dim", "models have it whose scores are not scaled"},
+    {"type_vocab_size", "only encoders have it, and their attention is bidirectional"},
+    {"laurel_rank", "only models whose scores are not scaled have it"},
+    {"global_head_dim", "only models whose scores are not scaled have it"},
 };
 constexpr std::string_view kSsmKeys =
     "mamba_d_state ssm_state_size state_size mamba_n_heads mamba_num_heads mamba_d_ssm";
 constexpr std::string_view kSsmLayers =
     "layer_types layers_block_type hybrid_override_pattern attn_layer_period attn_layer_indices hybrid_layer_ids";
 
-// Parts of a name that say that a key is about attention.
+// Substrings of names of keys that concern attention.
 constexpr std::string_view kTelling[] = {"attn",  "attention", "window",        "sink",
                                          "chunk", "sparse",    "bidirectional", "softcapping"};
 
-// Keys with such names that leave the attention of given q, k and v as it is: projections, dropout, implementations,
-// mixtures of experts, and what is read by every family.
+// Keys whose names have such substrings, but that do not change attention for given q, k and v: projections, dropout,
+// implementations, mixtures of experts, and keys that every family reads.
 constexpr std::string_view kHarmless[] = {"num_attention_heads",
                                           "attention_dropout",
                                           "attention_bias",
@@ -135,7 +135,7 @@ std::string value_text(const JsonNode& node) {
        "Give the dims themselves for attention to all tokens.");
 }
 
-// A file without model_type is read by its keys, unless they belong to what is no plain decoder.
+// A file without model_type is read by its keys, unless it has keys of models that are not plain decoders.
 void check_untyped(const ModelKeys& keys) {
   for (const OtherFormat& format : kOtherFormats) {
     if (any_word(format.keys, [&](std::string_view key) { return !keys.has(key); })) continue;

@@ -21,7 +21,7 @@ constexpr std::string_view kSuffix = "_scale_inv";
 
 std::int64_t blocks_of(std::int64_t extent) { return (extent + kScaleBlock - 1) / kScaleBlock; }
 
-// True if a tensor has the scales of a kv_b_proj: kv_b_proj_scale_inv, and ….kv_b_proj.weight_scale_inv.
+// True for the name of kv_b_proj's scales: kv_b_proj_scale_inv or ….kv_b_proj.weight_scale_inv.
 bool is_scales(std::string_view name) {
   return name == "weight_scale_inv" || name.ends_with("kv_b_proj_scale_inv") ||
          name.ends_with("kv_b_proj.weight_scale_inv");
@@ -46,8 +46,8 @@ std::optional<TensorSource> find_scales(const SafetensorsFile& file, const Input
   return found;
 }
 
-// Rounded to odd: to the float next to it towards zero, whose last bit is set where that isn't exact. Rounding this to
-// fewer bits gives what rounding the number itself does.
+// Rounds to odd: an inexact number becomes the adjacent float with an odd last bit. Rounding the result to fewer bits
+// then equals rounding the number itself.
 float round_to_odd(double number) {
   const auto nearest = static_cast<float>(number);
   if (static_cast<double>(nearest) == number) return nearest;
@@ -64,9 +64,9 @@ std::optional<BlockScales> find_block_scales(const SafetensorsFile& file, const 
   if (matrix.info->dtype != FileDtype::kF8E4m3) {
     if (!tensor) return std::nullopt;
     require(false, matrix, fmt::format("the file has {}, the scales of an F8_E4M3 matrix", tensor->text()),
-            "Leave them out where they have been applied; else give the F8_E4M3 matrix as the checkpoint has it.");
+            "Leave them out if they have been applied; otherwise give the F8_E4M3 matrix of the checkpoint.");
   }
-  require(matrix.info->shape.size() == 2, matrix, "it must have 2 axes", "Give kv_b_proj as the checkpoint has it.");
+  require(matrix.info->shape.size() == 2, matrix, "it must have 2 axes", "Give kv_b_proj as it is in the checkpoint.");
   const std::vector<std::int64_t> shape{blocks_of(matrix.info->shape[0]), blocks_of(matrix.info->shape[1])};
   const std::string wanted = fmt::format("scales of its blocks of {0} x {0} are {1}", kScaleBlock, shape_text(shape));
   require(tensor.has_value(), matrix, wanted + ", and the file has none",
@@ -74,7 +74,7 @@ std::optional<BlockScales> find_block_scales(const SafetensorsFile& file, const 
   const auto dtype = attention_dtype(tensor->info->dtype);
   require(dtype.has_value(), *tensor, "scales are F32, BF16 or F16", "Convert it to F32.");
   require(tensor->info->shape == shape, *tensor, fmt::format("{}: {}", described(matrix), wanted),
-          "Give the scales that the checkpoint has beside the matrix.");
+          "Give the scales that the checkpoint has for the matrix.");
   BlockScales found{*tensor, shape[1], {}};
   std::vector<std::byte> bytes(static_cast<std::size_t>(tensor->info->bytes()));
   tensor->shard->read(*tensor->info, 0, bytes);
@@ -103,7 +103,7 @@ void read_scaled_rows(const TensorSource& matrix, const BlockScales& scales, std
       const float code =
           e4m3_to_float(std::to_integer<std::uint8_t>(codes[static_cast<std::size_t>(row * columns + column)]));
       const float scale = of_row[column / kScaleBlock];
-      // Exact: 4 significant bits times 24.
+      // The product is exact: 4 significant bits times 24.
       const double product = static_cast<double>(code) * static_cast<double>(scale);
       store_element(to, dtype, dtype == Dtype::kF32 ? static_cast<float>(product) : round_to_odd(product));
       if (std::isfinite(load_element(to, dtype))) continue;

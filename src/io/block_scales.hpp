@@ -23,9 +23,9 @@ struct BlockScales {
   std::vector<float> scales;  // [blocks of rows, columns], all finite
 };
 
-// The scales of a job's kv_b_proj: of F8_E4M3, beside which they must be, and of no other dtype, beside which they must
-// not be (its elements may be the quantized values, cast). They are `<name>_scale_inv` or, where the caller named no
-// kv_b_proj, the one tensor whose name ends so. Throws kFile.
+// The scales of a job's kv_b_proj. An F8_E4M3 matrix must have them. Matrices of other dtypes must not, because their
+// elements may be the quantized values after a cast. The scales are `<name>_scale_inv` or, if the caller named no
+// kv_b_proj, the only tensor whose name ends so. Throws kFile.
 std::optional<BlockScales> find_block_scales(const SafetensorsFile& file, const InputNames& names,
                                              const TensorSource& matrix);
 

@@ -18,10 +18,10 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kSamples = 32;  // of a tensor
+constexpr std::int64_t kSamples = 32;  // per tensor
 constexpr std::int64_t kSampleBytes = 4096;
-constexpr std::int64_t kMoreBytes = 64'000'000;  // of a file, where samples aren't enough
-constexpr std::int64_t kSpreadBytes = 16384;     // pieces of a tensor that is larger than its share of these
+constexpr std::int64_t kMoreBytes = 64'000'000;  // per file, if samples aren't enough
+constexpr std::int64_t kSpreadBytes = 16384;     // pieces of a tensor that is larger than its share of kMoreBytes
 constexpr std::int64_t kWholeBytes = std::int64_t{1} << 20;
 
 class Hash {
@@ -40,7 +40,8 @@ class Hash {
   XXH3_state_t state_;
 };
 
-// Pieces that are evenly spread, the first and the last bytes among them; all of a tensor that has no more.
+// Adds at most `most` evenly spread pieces, including the first and the last bytes, or the whole tensor if it has no
+// more.
 void add_pieces(const SafetensorsShard& shard, const TensorInfo& tensor, std::int64_t most, std::int64_t bytes,
                 Hash& hash) {
   const std::int64_t pieces = std::min(most, (tensor.bytes() + bytes - 1) / bytes);
@@ -53,7 +54,7 @@ void add_pieces(const SafetensorsShard& shard, const TensorInfo& tensor, std::in
   }
 }
 
-// Small tensors whole, and of those that are larger than what is left for each as much.
+// Small tensors are hashed whole. The rest of kMoreBytes is divided equally among the larger ones.
 std::string hash_of_data(const SafetensorsShard& shard, std::vector<const TensorInfo*> tensors) {
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const TensorInfo* a, const TensorInfo* b) { return a->bytes() < b->bytes(); });
@@ -76,14 +77,14 @@ std::string hash_of_header(const SafetensorsShard& shard) {
   return hash.hex();
 }
 
-// Two processes of one host see the same files by the same names where they have the same mounts.
+// Two processes of one host that have the same mounts see the same files under the same names.
 std::string place_of(const std::string& path) {
   std::error_code ignored;
   const auto mounts = std::filesystem::read_symlink("/proc/self/ns/mnt", ignored).string();
   return fmt::format("{} {} {}", host_name(), mounts, std::filesystem::absolute(path, ignored).string());
 }
 
-// The same for all containers of a host. Snapshots of a machine may share the number of their boot.
+// Equal for all containers of a host. Copies of a machine snapshot may share a boot ID.
 std::string kernel_of_host() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string boot;

@@ -14,20 +14,20 @@
 namespace ringattn {
 
 struct FileFingerprint {
-  std::string path;  // as it was named
+  std::string path;  // as the caller named it
   std::int64_t bytes = 0;
-  std::string header;  // XXH3-128 in hex of all of it
-  std::string data;    // of samples of the tensors that are used
-  // Host and absolute path: equal for two ranks that asked for the same file, so that they must have got the same one
-  // in the same state. Ranks of different hosts may read copies.
+  std::string header;  // XXH3-128 in hex of the whole header
+  std::string data;    // XXH3-128 in hex of samples of the tensors that are used
+  // Host, mount namespace and absolute path. Equal for two ranks that opened the same path, so they must have opened
+  // the same file in the same state. Ranks of different hosts may read copies.
   std::string location;
-  std::string state;   // device, inode and time of the last change of its bytes
-  std::string kernel;  // host and boot: whose numbers of devices these are
+  std::string state;   // device, inode and time of the last modification
+  std::string kernel;  // host and boot, for which device numbers are valid
   std::string device;
-  // Inode, time of the last change of its bytes and of the last change of anything: equal on all hosts for a file of a
-  // file system that they share.
+  // Inode, time of the last modification, and time of the last change of the inode. Equal on all hosts that share a
+  // file system.
   std::string stamp;
-  // XXH3-128 in hex of the tensors that are used, at most 64 MB of them. Reads as much; lasts as long as the file is
+  // Returns XXH3-128 in hex of at most 64 MB of the tensors that are used, which it reads. Valid as long as the file is
   // open. Covers only this rank's own files. Throws kFile.
   std::function<std::string()> more_data = {};
 };
@@ -36,8 +36,8 @@ struct FileFingerprint {
 // and times on two hosts.
 bool is_one_file(const FileFingerprint& a, const FileFingerprint& b);
 
-// At most 32 pieces of 4 KiB of each tensor are read, the first and the last bytes among them; all of a tensor that is
-// no larger. Throws kFile, also where the file has changed since it was opened.
+// Reads at most 32 pieces of 4 KiB of each tensor, including the first and the last bytes; a tensor that is no larger
+// is read whole. Throws kFile, also if the file has changed since it was opened.
 FileFingerprint fingerprint(const SafetensorsShard& shard, std::span<const TensorInfo* const> tensors);
 
 // One fingerprint for each file that the tensors lie in, in the tensors' order.

@@ -64,7 +64,7 @@ class FlatHandler : public nlohmann::json_sax<nlohmann::json> {
   }
   bool add(FlatKind kind, std::string text) {
     if (prefixes_.empty()) {
-      refusal = "it is no object";
+      refusal = "it is not an object";
       return false;
     }
     entries.push_back({path(), std::move(text), kind, 0});

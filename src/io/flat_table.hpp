@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TOML and JSON files of a few named values, as a flat list: nested tables give dotted keys. Everything a
-// configuration, machine model or golden file needs, without a vendor's header in their code.
+// TOML and JSON files of a few named values, as a flat list. Keys of nested tables are joined by dots. Configurations,
+// machine models and golden files are read this way, without including the parsers' headers.
 #pragma once
 
 #include <string>
@@ -15,14 +15,13 @@ enum class FlatKind { kText, kInteger, kReal, kTruth };
 
 struct FlatEntry {
   std::string key;   // e.g. "digest.out"
-  std::string text;  // the value: text as it is, numbers in the shortest exact decimal form, "true", "false"
+  std::string text;  // the value: text unchanged, numbers in the shortest exact decimal form, "true", "false"
   FlatKind kind = FlatKind::kText;
   int line = 0;  // 0: not known
 };
 
-// Entries in the file's order. `name` stands for the file in messages. Throws `code` for anything that isn't a table of
-// scalars: syntax errors with their line, arrays, dates, nulls, duplicate keys, more than 8 levels. `suggestion` is
-// what messages end with.
+// Entries in the file's order. `name` stands for the file in messages. Throws `code` for syntax errors (with their
+// line), arrays, dates, nulls, duplicate keys, and more than 8 levels. Messages end with `suggestion`.
 std::vector<FlatEntry> parse_toml_table(
     std::string_view text, std::string_view name, ErrorCode code,
     const MessageTemplate& suggestion = "Write lines such as key = \"text\" or key = 8.");

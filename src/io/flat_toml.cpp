@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that sees toml++.
+// The only file that includes toml++.
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
@@ -23,8 +23,8 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
     entry.line = static_cast<int>(node.source().begin.line);
     if (const toml::table* inner = node.as_table()) {
       if (depth == kMaxDepth) {
-        fail(code, fmt::format("{}, line {}: {} lies too deep", name, entry.line, shortened(entry.key)),
-             "8 levels at most", suggestion);
+        fail(code, fmt::format("{}, line {}: {} is nested too deeply", name, entry.line, shortened(entry.key)),
+             "at most 8 levels", suggestion);
       }
       flatten(*inner, entry.key + ".", depth + 1, name, code, suggestion, entries);
       continue;
@@ -53,7 +53,7 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
 std::vector<FlatEntry> parse_toml_table(std::string_view text, std::string_view name, ErrorCode code,
                                         const MessageTemplate& suggestion) {
   if (const auto excess = find_toml_excess(text)) {
-    fail(code, fmt::format("{} is no table of a few values", name),
+    fail(code, fmt::format("{} is not a table of a few values", name),
          fmt::format("line {}: {}", excess->line, excess->why), suggestion);
   }
   std::vector<FlatEntry> entries;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t kMaxNamesShown = 8;
 constexpr std::string_view kSinksRole = "sinks";
-constexpr std::string_view kLayerSinks = ".self_attn.sinks";  // of a layer of a checkpoint: model.layers.N before it
+constexpr std::string_view kLayerSinks = ".self_attn.sinks";  // of a layer in a checkpoint, after model.layers.N
 
 bool is_named(const InputNames& names, std::string_view tensor) {
   return std::ranges::any_of(tensor_roles(), [&](const TensorRole& role) { return names.*role.member == tensor; });
@@ -33,8 +33,8 @@ void refuse_both(const SafetensorsFile& file, std::string_view one, std::string_
           {"Leave one of them out, or name the one that is meant with ", setting("tensors"), "."});
 }
 
-// The sinks of a checkpoint's layer, where no other tensor is named for them; empty: there are none. Of a file whose
-// tensors are named, which may be a whole model, those of several layers are left aside.
+// The name of the sinks of a checkpoint's layer; empty if there are none. If the file has those of several layers,
+// throws, but returns an empty name if the caller named any tensor, because the file may then be a whole model.
 std::string_view layer_sinks(const SafetensorsFile& file, bool named) {
   std::string_view found;
   for (const std::string_view name : file.names()) {

@@ -11,12 +11,12 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kLongestNumber = 512;  // of characters; the parser holds a number whole
+constexpr std::size_t kLongestNumber = 512;  // characters; the parser buffers a whole number
 
 }  // namespace
 
 void TextSource::refuse(std::string_view why) const {
-  fail(ErrorCode::kFile, fmt::format("{} is no valid {}", path, kind), why, suggestion);
+  fail(ErrorCode::kFile, fmt::format("{} is not a valid {}", path, kind), why, suggestion);
 }
 
 void JsonScan::feed(std::string_view piece) {
@@ -68,7 +68,7 @@ void JsonScan::feed(std::string_view piece) {
 
 namespace {
 
-// nlohmann's event interface, whose functions return whether to go on.
+// nlohmann's event interface. Its functions return false to stop.
 class Bridge {
  public:
   using Json = nlohmann::json;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON from strangers: events instead of a document, so duplicates are seen, and limits that are checked on the raw
-// text before a parser allocates anything. The only file that includes a JSON library for reading headers and indexes.
+// Reads untrusted JSON. Events instead of a document make duplicates visible, and limits are checked on the raw text
+// before a parser allocates anything. Headers and indexes of safetensors files are read only through this file.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct JsonLimits {
   std::size_t string_bytes = std::size_t{1} << 24;
 };
 
-// Checks limits in one pass over text that arrives in pieces. Also refuses bytes of value 0, at which parsers stop.
+// Checks limits in one pass over text that arrives in pieces. Also refuses NUL bytes, at which parsers stop.
 class JsonScan {
  public:
   JsonScan(const TextSource& source, const JsonLimits& limits) : source_(source), limits_(limits) {}
@@ -60,13 +60,13 @@ class JsonEvents {
   virtual void string(std::string& value) = 0;
   // A number written with digits only and below 2^64.
   virtual void integer(std::uint64_t value) = 0;
-  // A number with a fraction or an exponent; `text` as it stands there.
+  // A number with a fraction or an exponent. `text`: as written.
   virtual void real(double value, std::string_view text);
   // Anything else; `what` describes it: "null", "true", "the number -1".
   virtual void other(std::string_view what) = 0;
 };
 
-// Parses text that JsonScan has passed. Throws kFile for anything but exactly one JSON value in UTF-8 without a byte
+// Parses text that JsonScan has accepted. Throws kFile unless it is exactly one JSON value in UTF-8 without a byte
 // order mark.
 void parse_json(std::string_view text, const TextSource& source, JsonEvents& events);
 

@@ -76,7 +76,7 @@ class TreeBuilder final : public JsonEvents {
  private:
   struct Level {
     JsonNode* node;
-    std::string key;  // an object's: the one whose value comes next
+    std::string key;  // of an object: the key whose value comes next
   };
 
   std::string path_of(std::string_view name) const {

@@ -24,14 +24,14 @@ constexpr std::string_view kMask = "masks are causal, windows or block-sparse, a
 constexpr std::string_view kMaskAdvice = "Write cu_seqlens_q instead of padding, or leave it out";
 constexpr std::string_view kBias = "no bias is added to scores";
 constexpr std::string_view kLeaveOut = "Leave it out";
-constexpr std::string_view kScale = "q, k and v are computed as they are stored, without scales beside them";
+constexpr std::string_view kScale = "q, k and v are computed as they are stored, without scales";
 constexpr std::string_view kScaleAdvice = "Dequantize to bf16, fp16 or fp32, or let `compress` quantize the cache";
 constexpr std::string_view kRotary = "attention does not rotate q and k";
 constexpr std::string_view kRotaryAdvice = "Rotate them with op `rope`, and leave it out";
 constexpr std::string_view kPositions = "sequences are told by cu_seqlens_q, and positions of queries by q_offset";
 constexpr std::string_view kPositionsAdvice = "Write cu_seqlens_q or q_offset, or leave it out";
 constexpr std::string_view kLengths = "lengths of packed sequences are cumulative";
-constexpr std::string_view kLengthsAdvice = "Write cu_seqlens_q and cu_seqlens_k, or lengths_k beside k_pages";
+constexpr std::string_view kLengthsAdvice = "Write cu_seqlens_q and cu_seqlens_k, or lengths_k with k_pages";
 constexpr std::string_view kSsmLengthsSuggestion = "Write cu_seqlens instead";
 constexpr std::string_view kTokenIds = "sequences are told by their ends";
 constexpr std::string_view kTokenIdsAdvice = "Write cu_seqlens_q and cu_seqlens_k instead";
@@ -45,7 +45,7 @@ constexpr std::string_view kUnpagedLatents = "latents in rows have no pages and 
 constexpr std::string_view kUnpagedLatentsSuggestion = "Write cu_seqlens_q and cu_seqlens_k, or latent_pages";
 constexpr std::string_view kRaggedPages = "pages are listed in a rectangular block_table";
 constexpr std::string_view kRaggedAdvice = "Write block_table and lengths_k";
-constexpr std::string_view kCache = "a KV cache is read as pages, in which the new tokens lie already";
+constexpr std::string_view kCache = "a KV cache is read as pages that already hold the new tokens";
 constexpr std::string_view kCacheAdvice = "Write k_pages, v_pages, block_table and lengths_k";
 constexpr std::string_view kSetting = "settings are not read from tensors";
 constexpr std::string_view kSettingAdvice =
@@ -66,7 +66,7 @@ constexpr std::string_view kOtherBiasAdvice = "Rename it";
 // The libraries are flash_attn 2 and 3, PyTorch, flashinfer, FlashMLA, Transformer Engine, vLLM, transformers,
 // mamba_ssm and causal_conv1d.
 constexpr KnownName kNames[] = {
-    // Caches, before lengths and tables: those of a file with both are its cache's.
+    // Caches come before lengths and tables, because in a file with a cache those belong to the cache.
     {"key_cache", kAttention, "", kCache, kCacheAdvice},
     {"value_cache", kAttention, "", kCache, kCacheAdvice},
     {"k_cache", kAttention, "", kCache, kCacheAdvice},
@@ -144,7 +144,7 @@ constexpr KnownName kNames[] = {
     {"attention_sinks", kAttention, "sinks"},
     {"learnable_sink", kAttention, "sinks"},
     {"self_attn.sinks", kAttention, "sinks"},
-    // Masks, biases and what else enters scores.
+    // Masks, biases and other inputs of scores.
     {"mask", kAttention, "", kMask, kMaskAdvice},
     {"attention_mask", kAttention, "", kMask, kMaskAdvice},
     {"attn_mask", kAttention, "", kMask, kMaskAdvice},
@@ -229,7 +229,7 @@ constexpr KnownName kNames[] = {
     {"delta", kAlone, "", kConv1dOnlyWhy, kAloneSuggestion},
 };
 
-// Jobs by their functions' names.
+// Jobs by the names of their functions.
 struct JobName {
   JobKind job;
   std::string_view name;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names that other libraries give tensors. Where the meaning is that of a role (tensor_roles.hpp), the name is an alias
-// of it; where the tensor would change the result and is not computed with, the name is refused. One table for files,
-// the C interface and Python.
+// Names of tensors in other libraries. If a tensor has the meaning of a role (tensor_roles.hpp), its name is an alias
+// of the role. If it would change the result and is not supported, its name is refused. Files, the C interface and
+// Python share this table.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace ringattn {
 
-// The jobs that a name is known to: one bit each.
+// The jobs in which a name is known: one bit each.
 enum class JobKind : unsigned {
   kAttention = 1,       // q, k and v in rows
   kDecode = 2,          // q and a paged KV cache
@@ -24,20 +24,20 @@ enum class JobKind : unsigned {
 struct KnownName {
   std::string_view name;
   unsigned jobs;          // bits of JobKind
-  std::string_view role;  // what it is an alias of; empty: it is refused
+  std::string_view role;  // the role that it is an alias of; empty: it is refused
   // The reason and suggestion of the refusal, without the full stop.
   std::string_view why = {};
   std::string_view suggestion = {};
-  // A tensor beside which the name is not refused, because it belongs to another job of the file; empty: none.
+  // If the file has this tensor, the name is not refused, because it belongs to another job of the file. Empty: none.
   std::string_view unless = {};
 
   bool is_for(JobKind job) const { return (jobs & static_cast<unsigned>(job)) != 0; }
 };
 
-// All of them. A name stands in several rows where its meaning differs between jobs, which then have no job in common.
+// All names. A name has several rows if its meaning differs between jobs. These rows then have no job in common.
 std::span<const KnownName> known_names();
 
-// The table as JSON, as ringattn_tensor_names() says it.
+// The table as JSON, as ringattn_tensor_names() returns it.
 std::string known_names_json();
 
 }  // namespace ringattn

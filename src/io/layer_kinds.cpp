@@ -12,7 +12,7 @@ namespace {
 std::string named(std::string_view kind) { return std::string(kind); }
 std::string sliding_if(bool sliding) { return named(sliding ? kSlidingAttention : kFullAttention); }
 
-// Layers by an integer of a list: 0 is the rule's other kind.
+// True if the layer's entry in a list of integers is not 0. For 0 a rule returns its other kind.
 bool nonzero_at(const ModelKeys& keys, std::string_view key, std::int64_t layer) {
   return keys.integer_at(key, *keys.list(key), layer) != 0;
 }
@@ -87,7 +87,7 @@ std::string olmo_hybrid_layers(const ModelKeys&, std::int64_t layer) {
 }
 
 std::string llama4_layers(const ModelKeys& keys, std::int64_t layer) {
-  // An empty list, as some files have, stands for the interval.
+  // Some files have an empty list; the interval is used instead.
   const JsonNode* const listed = keys.list("no_rope_layers");
   const bool rotary = listed != nullptr && !listed->list.empty()
                           ? nonzero_at(keys, "no_rope_layers", layer)
@@ -117,7 +117,7 @@ std::string minimax_layers(const ModelKeys& keys, std::int64_t layer) {
   return windowed_layers(keys, layer);
 }
 
-// The last layer of each group is full, and so are those of a group that is not complete.
+// The last layer of each group is full, and so are all layers of an incomplete group.
 std::string bailing_layers(const ModelKeys& keys, std::int64_t layer) {
   const auto group = keys.count("layer_group_size");
   if (!group) return named(kFullAttention);
@@ -218,7 +218,7 @@ std::string nemotron_h_layers(const ModelKeys& keys, std::int64_t layer) {
   return std::string(1, letter);
 }
 
-// The class's own list, for files without layers_block_type.
+// The default list of the class, for files without layers_block_type.
 std::string zamba2_layers(const ModelKeys& keys, std::int64_t layer) {
   if (keys.has("hybrid_layer_ids")) {
     return named(keys.list_holds("hybrid_layer_ids", layer) ? kHybridLayer : kMambaLayer);
@@ -241,7 +241,7 @@ std::optional<std::int64_t> layer_count(const ModelKeys& keys, std::string_view 
   if (layers && *layers > kMaxModelLayers) {
     keys.refuse(key, fmt::format("it is {}, more than {} layers", *layers, kMaxModelLayers));
   }
-  // A list may be longer: some have entries for layers that predict later tokens.
+  // A list may be longer than needed: some have entries for layers that predict later tokens.
   const auto shorten = [&](std::string_view list, std::size_t length) {
     const auto entries = static_cast<std::int64_t>(length);
     if (const std::int64_t needed = layers.value_or(1); entries < needed) {

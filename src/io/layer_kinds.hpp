@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules for the kinds of a model's layers, where its config.json has no layer_types: what the classes of transformers
-// fill in, or what a model's own code does. Layers are counted from 0.
+// Rules for the kinds of a model's layers if its config.json has no layer_types. They follow the defaults of the
+// classes of transformers, or the model's own code. Layers are counted from 0.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +25,10 @@ inline constexpr std::string_view kHybridLayer = "hybrid";  // attention and an 
 bool has_window(const ModelKeys& keys, std::string_view key = "sliding_window");
 
 std::string full_layers(const ModelKeys& keys, std::int64_t layer);  // all
-// Every layer has a window, where the file has one.
+// Every layer has a window if the file has one.
 std::string windowed_layers(const ModelKeys& keys, std::int64_t layer);
-// One layer of `period` is full, the last of them; others have a window. `keyed`: sliding_window_pattern or
-// _sliding_window_pattern says another period, or a pattern such as LLLG.
+// The last layer of each `period` layers is full, and the others have a window. `keyed`: sliding_window_pattern or
+// _sliding_window_pattern gives another period, or a pattern such as LLLG.
 std::string periodic_layers(const ModelKeys& keys, std::int64_t layer, std::int64_t period, bool keyed);
 template <int kPeriod>
 std::string every_nth_full(const ModelKeys& keys, std::int64_t layer) {
@@ -68,15 +68,14 @@ std::string bamba_layers(const ModelKeys& keys, std::int64_t layer);       // at
 std::string nemotron_h_layers(const ModelKeys& keys, std::int64_t layer);  // hybrid_override_pattern
 std::string zamba2_layers(const ModelKeys& keys, std::int64_t layer);
 
-// The list of the file that has an entry for each layer, by whichever name; nullptr: it has none.
+// The file's list with one entry per layer, under any of its names; nullptr: it has none.
 struct LayerList {
   std::string_view key;
   const JsonNode* list = nullptr;
 };
 LayerList layer_types_of(const ModelKeys& keys);
 
-// The layers that the file says, by `count_keys`, or by the length of a list that has one entry a layer; absent: it
-// does not say.
+// The number of layers by `count_keys`, or the length of a list with one entry per layer; absent: the file has neither.
 std::optional<std::int64_t> layer_count(const ModelKeys& keys, std::string_view count_keys);
 
 }  // namespace ringattn

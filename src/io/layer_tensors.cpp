@@ -26,23 +26,23 @@ std::string in_layer(std::string_view layer, std::string_view tensor) {
   return layer.empty() ? std::string(tensor) : fmt::format("{}.{}", layer, tensor);
 }
 
-// A tensor beside a layer's weight that says what isn't read, and why not.
+// A tensor beside a layer's weight that belongs to an unsupported format, and the reason.
 struct RefusedTensor {
   std::string_view name;
   std::string_view why;
 };
 constexpr RefusedTensor kRefused[] = {
-    {"SCB", "it is of bitsandbytes (LLM.int8), which keeps outlier columns apart at run time"},
-    {"weight.absmax", "it is of bitsandbytes, whose 4-bit values are nf4 or fp4, and no integers"},
-    {"weight.quant_map", "it is of bitsandbytes, whose 4-bit values are nf4 or fp4, and no integers"},
-    {"weight:qdata", "it is of torchao, whose names and layouts change between versions"},
-    {"weight:scale", "it is of torchao, whose names and layouts change between versions"},
-    {"_weight_qdata", "it is of torchao, whose names and layouts change between versions"},
-    {"weight_g_idx", "it is of activation ordering, in which a group's features are not adjacent"},
-    {"weight_scale_inv", "it is of fp8 weights with scales of blocks"},
-    {"weight_global_scale", "it is of fp4 weights"},
-    {"input_scale", "it is of activations with a fixed scale; here each row of x has its own"},
-    {"input_zero_point", "it is of asymmetric activations"},
+    {"SCB", "it belongs to bitsandbytes (LLM.int8), which separates outlier columns at run time"},
+    {"weight.absmax", "it belongs to bitsandbytes, whose 4-bit values are nf4 or fp4, not integers"},
+    {"weight.quant_map", "it belongs to bitsandbytes, whose 4-bit values are nf4 or fp4, not integers"},
+    {"weight:qdata", "it belongs to torchao, whose names and layouts change between versions"},
+    {"weight:scale", "it belongs to torchao, whose names and layouts change between versions"},
+    {"_weight_qdata", "it belongs to torchao, whose names and layouts change between versions"},
+    {"weight_g_idx", "it belongs to activation ordering, in which a group's features are not adjacent"},
+    {"weight_scale_inv", "it belongs to fp8 weights with block scales"},
+    {"weight_global_scale", "it belongs to fp4 weights"},
+    {"input_scale", "it belongs to activations with a fixed scale; here each row of x has its own"},
+    {"input_zero_point", "it belongs to asymmetric activations"},
 };
 
 void refuse_others(const SafetensorsFile& file, std::string_view layer) {
@@ -76,7 +76,7 @@ bool is_weight_name(std::string_view tensor) {
   return std::ranges::find(kWeightNames, tensor.substr(tensor.rfind('.') + 1)) != kWeightNames.end();
 }
 
-// qweight's last axis is N in GPTQ, and N in words of several values in AWQ.
+// The last axis of qweight has N elements in GPTQ. In AWQ it has N values, several in each word.
 LayerFormat packed_format(const LayerTensors& layer) {
   const std::vector<std::int64_t>& shape = layer.weight.info->shape;
   const std::vector<std::int64_t>& scales = layer.scales->info->shape;
@@ -133,7 +133,7 @@ bool has_layer(const SafetensorsFile& file, std::string_view name) {
 
 LayerTensors find_layer(const SafetensorsFile& file, std::string_view name) {
   LayerTensors layer;
-  if (file.contains(name) && !is_weight_name(name)) {  // a matrix of any name
+  if (file.contains(name) && !is_weight_name(name)) {  // a matrix with any other name
     layer.weight = file.tensor(name);
     return layer;
   }
@@ -168,7 +168,7 @@ LayerTensors find_layer(const SafetensorsFile& file, std::string_view name) {
     layer.scales = need_in(file, layer, "weight_scale");
     layer.zeros = find_in(file, layer.name, "weight_zero_point");
   } else if (const auto scales = find_in(file, layer.name, "weight_scale")) {
-    require(false, layer.weight, fmt::format("{} stands beside it", in_quotes(scales->info->name)),
+    require(false, layer.weight, fmt::format("the file also has {}", in_quotes(scales->info->name)),
             std::string(kReadFormats));
   }
   return layer;

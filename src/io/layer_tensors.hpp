@@ -21,7 +21,8 @@
 
 namespace ringattn {
 
-// `path`, or, if it is a model's folder, the model.safetensors.index.json or model.safetensors in it. Throws kFile.
+// Returns `path`, or the model.safetensors.index.json or model.safetensors in it if it is a model's folder. Throws
+// kFile.
 std::string weights_file(const std::string& path);
 
 enum class LayerFormat : std::uint8_t { kFloat, kIntQuantized, kPackQuantized, kGptq, kAwq };
@@ -35,17 +36,17 @@ struct LayerTensors {
   std::optional<TensorSource> scales, zeros, shape, group_index, bias;
 
   std::string text() const;                   // "layer `model.layers.0.mlp.down_proj`", "the layer", for messages
-  std::vector<TensorSource> sources() const;  // all that are read
+  std::vector<TensorSource> sources() const;  // all tensors that are read
 };
 
-// The layers of a file, ascending: what stands before .weight [N, K], .weight_packed or .qweight.
+// The names of a file's layers, ascending: the prefixes of .weight [N, K], .weight_packed and .qweight.
 std::vector<std::string> layer_names(const SafetensorsFile& file);
-// Whether `name` is one of them.
+// Whether the file has a layer `name`.
 bool has_layer(const SafetensorsFile& file, std::string_view name);
 
-// `name`: of a layer, or of its tensor weight, weight_packed or qweight. Throws kFile, naming the tensor, for a layer
-// that lacks a tensor, has one that would change its result and is not read, or is of a format that is not read, such
-// as bitsandbytes or torchao.
+// `name`: a layer, or its tensor weight, weight_packed or qweight. Throws kFile, naming the tensor, if the layer lacks
+// a tensor, if it has one that would change its result and is not read, or if its format is not supported, such as
+// bitsandbytes or torchao.
 LayerTensors find_layer(const SafetensorsFile& file, std::string_view name);
 
 }  // namespace ringattn

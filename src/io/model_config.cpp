@@ -18,14 +18,14 @@ namespace ringattn {
 namespace {
 
 constexpr JsonLimits kLimits{16, std::size_t{1} << 16, std::size_t{1} << 16};
-// Layers that are compared where the file does not say how many there are. No rule has a longer period.
+// Number of layers to compare if the file does not give it. No rule has a longer period.
 constexpr std::int64_t kUnsaidLayers = 128;
 
 TextSource config_source(std::string name) {
-  return {std::move(name), "model config", "Give the config.json that lies beside a model's weights."};
+  return {std::move(name), "model config", "Give the config.json in the folder of the model's weights."};
 }
 
-// Layers that can't be computed, by their kind.
+// Kinds of layers that can't be computed.
 struct OtherKind {
   std::string_view kind;
   std::string_view why;
@@ -49,7 +49,7 @@ constexpr OtherKind kOtherAttention[] = {
 
 }  // namespace
 
-// A layer by its kind, and what it computes: one op, both of a hybrid layer, or none and the reason.
+// A layer's kind and what it computes: one op, both ops of a hybrid layer, or none and the reason.
 struct ModelConfig::Derived {
   std::int64_t layer = 0;
   std::string kind;
@@ -81,7 +81,7 @@ std::string ModelConfig::kind_of(std::int64_t layer) const {
 
 void ModelConfig::set_window(ModelLayer& layer) const {
   const std::string_view key = keys_->first_name(family_->keys.window);
-  if (!keys_->flag("use_sliding_window", true)) return;  // layer_types say sliding, and the model's masks do not
+  if (!keys_->flag("use_sliding_window", true)) return;  // layer_types say sliding, but the model has no windows
   const auto window = keys_->number(key);
   if (!window) {
     fail(ErrorCode::kFile, fmt::format("{} doesn't say {}", keys_->name(), key), "a layer of it has a window",
@@ -109,8 +109,8 @@ void ModelConfig::set_window(ModelLayer& layer) const {
       break;
   }
   if (!layer.bidirectional || layer.window_right >= 0) return;
-  // Gemma 3 halves the window, so that a row sees as many keys; its masks are exclusive. For others of a causal rule
-  // the implementations differ by a token.
+  // Gemma 3 halves the window for bidirectional layers, so that a row sees the same number of keys; its masks are
+  // exclusive. For other models with a causal rule, implementations differ by one token.
   if (!family_->is(kGemmaBoth) || family_->is(kGlobalDims)) {
     keys_->refuse(key, "its layers are bidirectional, and how far a window reaches then is not agreed on");
   }
@@ -132,7 +132,7 @@ void ModelConfig::set_mla_dims(ModelLayer& found) const {
 
 std::optional<std::int64_t> ModelConfig::dim_of(std::int64_t layer, bool sliding, std::string_view key) const {
   const ModelKeys& keys = *keys_;
-  // transformers writes what differs by layer under the layer's number: {"05": {"head_dim": 512}}.
+  // transformers writes values that differ between layers under the layer's number: {"05": {"head_dim": 512}}.
   if (const JsonNode* const layers = keys.find("per_layer_config"); layers != nullptr) {
     for (const auto& [number, dims] : layers->members) {
       std::int64_t at = -1;
@@ -148,7 +148,7 @@ std::optional<std::int64_t> ModelConfig::dim_of(std::int64_t layer, bool sliding
   }
   if (!sliding && family_->is(kGlobalDims)) {
     if (key == "head_dim") return keys.needed("global_head_dim");
-    // attention_k_eq_v: keys and values of global layers are one projection, of that many heads.
+    // attention_k_eq_v: the keys and values of global layers are one projection, with num_global_key_value_heads heads.
     if (key == "num_key_value_heads" && keys.flag("attention_k_eq_v", true)) {
       return keys.count("num_global_key_value_heads");
     }
@@ -233,7 +233,7 @@ ModelLayer ModelConfig::ssm() const {
     const std::int64_t expand = keys.first_of(kExpand).value_or(2);
     return keys.product(keys.first_name(kExpand), expand, "hidden_size", keys.needed("hidden_size"));
   };
-  // Mamba's class takes intermediate_size, where the file has it, for expand * hidden_size.
+  // The class of Mamba uses intermediate_size instead of expand * hidden_size if the file has it.
   const auto channels = ssm_only ? keys.count("intermediate_size") : std::nullopt;
   found.heads = static_cast<int>(heads ? *heads : channels ? *channels : inner());
   if (found.kind == LayerKind::kSsd) {
@@ -268,8 +268,8 @@ ModelLayer ModelConfig::ssm() const {
 
 namespace {
 
-// ALiBi's slopes: powers of 2^(−8 / heads) or, where heads are no power of two, those of the power below and then every
-// other one of the power above.
+// ALiBi's slopes are powers of 2^(−8 / heads). If heads is not a power of two, they are those of the power of two
+// below, followed by every other slope of the power above.
 std::vector<double> alibi_slopes(std::int64_t heads) {
   const auto powers = [](double count, std::int64_t first, std::int64_t step, std::int64_t end) {
     std::vector<double> slopes;
@@ -325,8 +325,8 @@ ModelLayer ModelConfig::linear_attention(std::int64_t layer) const {
       found.log_decays.push_back(std::log1p(-std::exp2(-5.0 - static_cast<double>(h))));
     }
   } else {
-    // Slopes shrink with depth. transformers' MiniMax has 1e-5 in the divisor, too. The code beside the weights of Ring
-    // and Ling counts layers from −1, so that the first one decays faster than its slopes.
+    // Slopes shrink with depth. transformers' MiniMax also adds 1e-5 to the divisor. The code beside the weights of
+    // Ring and Ling counts layers from −1, so the first layer decays faster than its slopes.
     const double last = static_cast<double>(layers_.value_or(1)) - 1.0 + (ling ? 0.0 : 1e-5);
     const double depth = static_cast<double>(layer) - (ling ? 1.0 : 0.0);
     const double factor = 1.0 - (last > 0.0 ? depth / last : 0.0) + 1e-5;
@@ -338,7 +338,7 @@ ModelLayer ModelConfig::linear_attention(std::int64_t layer) const {
   return found;
 }
 
-// The layers of Qwen3-Next and its successors, of Kimi Linear and of Ling 3; absent: the file has no keys of them.
+// The layers of Qwen3-Next and its successors, of Kimi Linear and of Ling 3; absent: the file has none of their keys.
 std::optional<ModelLayer> ModelConfig::gated_delta() const {
   const ModelKeys& keys = *keys_;
   ModelLayer found;
@@ -359,7 +359,7 @@ std::optional<ModelLayer> ModelConfig::gated_delta() const {
     found.conv_width = static_cast<int>(keys.count("linear_attn_config.short_conv_kernel_size").value_or(4));
     found.key_decays = true;
   } else if (keys.model_type().starts_with("bailing") && (keys.has("kda_safe_gate") || keys.has("kda_lower_bound"))) {
-    // Files that transformers saves have the head_dim of the latent layers, and that of these apart.
+    // Files that transformers saves have the head_dim of the latent layers, and a separate one for these layers.
     found.heads = found.groups = static_cast<int>(keys.needed("linear_num_heads num_attention_heads"));
     found.head_dim = found.head_dim_v = static_cast<int>(keys.needed("linear_head_dim head_dim"));
     found.conv_width = static_cast<int>(keys.first_of("linear_conv_kernel_dim short_conv_kernel_size").value_or(4));
@@ -449,7 +449,7 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
       if (is_wanted(op)) candidates.push_back({derived.layer, &op, &derived.kind});
     }
   }
-  if (candidates.empty()) {  // the job's op is not the model's, which its caller says; or nothing can be computed
+  if (candidates.empty()) {  // the caller reports that the job's op is not the model's; or nothing can be computed
     for (const Derived& derived : layers) {
       if (!derived.ops.empty()) return derived.ops.front();
     }
@@ -460,7 +460,7 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
     if (first.layer == nullptr || other.layer == nullptr)
       return first.layer == other.layer && *first.kind == *other.kind;
     ModelLayer layer = *other.layer;
-    layer.rope = first.layer->rope;  // which few jobs read
+    layer.rope = first.layer->rope;  // few jobs use it
     return *first.layer == layer;
   };
   const auto differs = std::ranges::find_if_not(candidates, same);

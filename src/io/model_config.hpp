@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention or SSM of a model's layer, as the config.json says it that Hugging Face keeps beside the weights.
-// Which of its keys mean what depends on the family of the model (model_families.hpp).
+// The attention or SSM of a model's layer, from the config.json that Hugging Face keeps beside the weights. The meaning
+// of its keys depends on the model's family (model_families.hpp).
 #pragma once
 
 #include <cstdint>
@@ -18,57 +18,57 @@ namespace ringattn {
 class ModelKeys;
 struct ModelFamily;
 
-// What a layer computes. A name is also that of the op that computes it.
+// What a layer computes. Its name is also the name of the op.
 enum class LayerKind {
   kAttention,
   kMla,              // attention over latents
   kSsd,              // Mamba-2
   kSelectiveScan,    // Mamba-1
-  kLinearAttention,  // with decays that are constants of its heads
+  kLinearAttention,  // with constant decays per head
   kGatedDelta,       // Gated DeltaNet or Kimi Delta Attention
 };
 std::string_view layer_kind_name(LayerKind kind);  // "attention", "mla", "ssd", …
-// Whether a state takes the place of keys and values.
+// Whether the layer has a state instead of keys and values.
 inline bool is_ssm(LayerKind kind) { return kind >= LayerKind::kSsd; }
 
 // Kind and shape of a layer. Members that its kind doesn't use are 0.
 struct ModelLayer {
   LayerKind kind = LayerKind::kAttention;
-  int heads = 0;  // query heads; of SSM ops heads or, of kSelectiveScan, channels
+  int heads = 0;  // query heads; SSM ops: heads; kSelectiveScan: channels
 
   // Attention
   int kv_heads = 0;
   int head_dim = 0;    // q and k; for kMla without the rotary part
   int head_dim_v = 0;  // v
-  int rope_dim = 0;    // kMla only, as the next
+  int rope_dim = 0;    // kMla only
   int latent_dim = 0;
   double softmax_scale = 0.0;
   double softcap = 0.0;            // 0: off
   std::int64_t window_left = -1;   // keys before a row's own that it sees; -1: all
-  std::int64_t window_right = -1;  // and after it; a causal row sees none, whatever stands here
+  std::int64_t window_right = -1;  // keys after it; causal rows see none, whatever the value
   bool bidirectional = false;
-  bool sinks = false;  // a learned logit a head joins the denominator
+  bool sinks = false;  // each head has a learned logit in the softmax denominator
   ModelRope rope;      // of q and k; kMla: refused
 
-  // Scans; the dim of a head is head_dim. kGatedDelta: heads are those of values, with dims of head_dim_v, and groups
-  // the heads of queries and keys.
+  // Scans. The dim of a head is head_dim. kGatedDelta: `heads` are value heads with head_dim_v dims, and `groups` is
+  // the number of query and key heads.
   int state_dim = 0;
   int groups = 0;
   bool key_decays = false;  // kGatedDelta: a decay for each key dim (KDA)
   int conv_width = 0;
   std::int64_t conv_channels = 0;
   std::vector<double> log_decays;                     // kLinearAttention: [heads]; its scale is softmax_scale
-  std::optional<std::pair<double, double>> dt_limit;  // least and greatest dt, perhaps infinite; absent: none said
+  std::optional<std::pair<double, double>> dt_limit;  // minimum and maximum of dt, perhaps infinite; absent: not given
 
   bool is_ssm() const { return ringattn::is_ssm(kind); }
-  // 1 / sqrt(dims that q and k have).
+  // 1 / sqrt(number of dims of q and k).
   double default_scale() const;
 
   bool operator==(const ModelLayer&) const = default;
 };
 
-// The reader of one file. Throws kFile, naming the key, where a value is missing or is none that it may be; and
-// kUnsupported for a model whose attention can't be computed, naming its model_type or the key that says so.
+// The reader of one file. Throws kFile, naming the key, if a value is missing or invalid. Throws kUnsupported, naming
+// the model_type or the key, for a model whose attention can't be computed.
 class ModelConfig {
  public:
   // Reads the file.
@@ -76,18 +76,18 @@ class ModelConfig {
   // `name` stands for the file in messages.
   ModelConfig(std::string_view text, std::string name);
 
-  // A layer of the model, from 0 on; none is named: all of them, where they are alike. `wanted`: the kind that the
-  // job computes, where it is known. For a model with attention and SSM it says which of them is meant, in a layer of
-  // both too, and layers of the other are left aside. Throws kUsage, naming what differs, where layers differ and none
-  // is named; for a layer that isn't there, or that has neither attention nor SSM; and kUnsupported for one whose
-  // attention can't be computed.
+  // A layer of the model, counted from 0. If none is named, all layers must be alike. `wanted`: the kind that the job
+  // computes, if it is known. In a model with attention and SSM it selects one of the two, even in a layer that has
+  // both, and layers of the other kind are ignored. Throws kUsage if layers differ and none is named (the message says
+  // how they differ), and for a layer that does not exist or has neither attention nor SSM. Throws kUnsupported for a
+  // layer whose attention can't be computed.
   ModelLayer layer(std::optional<std::int64_t> layer, std::optional<LayerKind> wanted = {}) const;
 
-  // Whether some layers have attention and some have SSM, or one has both.
+  // Whether some layers have attention and others an SSM, or one layer has both.
   bool mixes_ops() const;
 
-  // How a file without model_type is read, such as "as a plain decoder (causal, scale 1/sqrt(head_dim))"; empty for
-  // one that has it.
+  // How a file without model_type is interpreted, such as "as a plain decoder (causal, scale 1/sqrt(head_dim))"; empty
+  // for a file that has one.
   std::string assumed() const;
 
  private:
@@ -99,7 +99,7 @@ class ModelConfig {
   ModelLayer attention(std::int64_t layer, bool sliding) const;
   void set_mla_dims(ModelLayer& found) const;
   void set_dims(ModelLayer& found, std::int64_t layer, bool sliding) const;
-  // A dim that this layer has for itself; absent: it has that of all layers.
+  // A dim that differs for this layer; absent: it has the dim of all layers.
   std::optional<std::int64_t> dim_of(std::int64_t layer, bool sliding, std::string_view key) const;
   void set_window(ModelLayer& layer) const;
   ModelLayer ssm() const;

@@ -29,7 +29,7 @@ constexpr std::string_view kRelativeBias = "its scores have biases by relative p
 constexpr std::string_view kIndexed = "its queries attend to tokens that an indexer chooses";
 
 constexpr ModelFamily kFamilies[] = {
-    // Full causal attention with scores times 1 / sqrt(head_dim), all layers alike.
+    // Full causal attention with scores times 1 / sqrt(head_dim), the same in all layers.
     {.names = "llama", .defaults = "hidden_size=4096 num_hidden_layers=32 num_attention_heads=32"},
     {.names = "arcee apertus bitnet cohere jais2 nanochat persimmon olmo olmo2 olmoe flex_olmo phi stablelm nemotron "
               "exaone internlm3 "
@@ -74,14 +74,14 @@ constexpr ModelFamily kFamilies[] = {
      .kv_heads = chatglm_kv_heads,
      .keys = {.head_dim = "kv_channels"},
      .reads = "multi_query_attention"},
-    // StepFun's Step3; its configuration in vLLM (configs/step3_vl.py).
+    // StepFun's Step3, by its configuration in vLLM (configs/step3_vl.py).
     {.names = "step3 step3_vl step3_text",
      .kv_heads = kv_groups,
      .reads = "num_attention_groups",
      .defaults = "head_dim=256"},
-    // DeciLM and Llama-Nemotron; nemotron_nas.py of vLLM and SGLang.
+    // DeciLM and Llama-Nemotron, by nemotron_nas.py of vLLM and SGLang.
     {.names = "deci nemotron-nas", .kind = nas_layers, .kv_heads = nas_kv_heads},
-    // MiniMax's M1 and Text-01: the code beside their weights, as the class that transformers has.
+    // MiniMax's M1 and Text-01, by the code beside their weights and the class of transformers.
     {.names = "minimax minimax_m1 minimax_text_01",
      .kind = minimax_layers,
      .traits = kLightning,
@@ -90,7 +90,7 @@ constexpr ModelFamily kFamilies[] = {
               "layernorm_full_attention_alpha layernorm_full_attention_beta layernorm_linear_attention_alpha "
               "layernorm_linear_attention_beta"},
     // Ring and Ling with linear attention, 2.0 to 2.6: the code beside their weights, and bailing_moe_linear.py of MLX.
-    // Ling 3, with KDA: the class that transformers has.
+    // Ling 3, with KDA: the class of transformers.
     {.names = "bailing_moe_linear bailing_hybrid",
      .kind = bailing_layers,
      .scale = yarn_scale,
@@ -103,7 +103,7 @@ constexpr ModelFamily kFamilies[] = {
      .traits = kLightning,
      .keys = {.heads = "num_heads", .head_dim = ""},
      .reads = "attn_mode"},
-    // Microsoft's Phi-3-small; the code beside its weights, and phi3small.py of MLX.
+    // Microsoft's Phi-3-small, by the code beside its weights and phi3small.py of MLX.
     {.names = "phi3small",
      .kind = phi3small_layers,
      .scale = phi3small_scale,
@@ -206,7 +206,7 @@ constexpr ModelFamily kFamilies[] = {
      .reads = "attention_types attention_layers window_size",
      .defaults = "window_size=256"},
 
-    // Gemma and what has its scales.
+    // Gemma, and models with its scales.
     {.names = "gemma",
      .traits = kGemmaBoth,
      .reads = kGemmaReads,
@@ -357,9 +357,9 @@ constexpr ModelFamily kFamilies[] = {
      .defaults = "rope_parameters.factor=128 rope_parameters.mscale_all_dim=1"},
     {.names = "kimi_linear", .kind = kimi_linear_layers, .traits = kMla, .reads = "linear_attn_config"},
 
-    // Known, and not computed.
+    // Families that are known but not supported.
     {.names = "bloom", .refused = kAlibi},
-    // Its 13B model has ALiBi, its 7B model rotary embeddings, and no key says which.
+    // Its 13B model has ALiBi and its 7B model rotary embeddings, but no key tells them apart.
     {.names = "baichuan", .refused = "its larger models' scores have ALiBi biases, and no key says so"},
     {.names = "t5 mt5 umt5 longt5 switch_transformers udop pop2piano", .refused = kRelativeBias},
     {.names = "deberta deberta-v2 mpnet", .refused = kRelativeBias},
@@ -372,7 +372,7 @@ constexpr ModelFamily kFamilies[] = {
     {.names = "rwkv xlstm", .refused = "it has no attention"},
 };
 
-// A file without model_type: a row of its own, or that of a family by a key that no other has.
+// The row for a file without model_type. A key that only one family has selects that family's row instead.
 constexpr ModelFamily kUnlisted{
     .names = "",
     .kind = unlisted_layers,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The meaning of a config.json for the attention of a layer, by family of models. One row per model_type; its rules say
+// The meaning of a config.json for the attention of a layer, by model family. One row per model_type; its rules say
 // where a value comes from. Sources: the configuration and modeling files of transformers (5.24), and for models with
 // their own code the source in the row's comment.
 #pragma once
@@ -14,24 +14,24 @@
 
 namespace ringattn {
 
-// The kind of a layer by the name that layer_types has for it, such as "full_attention" or "mamba".
+// The kind of a layer, by its name in layer_types, such as "full_attention" or "mamba".
 using LayerKindRule = std::string (*)(const ModelKeys& keys, std::int64_t layer);
 
-// Scores are multiplied by this, for head_dim numbers of q and k.
+// The factor by which scores are multiplied. `head_dim`: dims of q and k.
 using ScaleRule = double (*)(const ModelKeys& keys, std::int64_t head_dim, std::int64_t layer);
 
 using KvHeadsRule = std::int64_t (*)(const ModelKeys& keys, std::int64_t heads, std::int64_t layer);
 
-// The keys that a row at p sees in a layer with a window of W.
+// The keys that the row at position p sees in a layer with window W.
 enum class WindowRule : char {
   kCausal,        // p - W + 1 to p
   kHalfCausal,    // p - W / 2 + 1 to p
   kHalfBothWays,  // p - W / 2 to p + W / 2
   kBothWays,      // p - W to p + W
-  kWholeBehind,   // p - W to p, where sliding_window_size says it
+  kWholeBehind,   // p - W to p, if the file has sliding_window_size
 };
 
-// Names of keys; where there are several, with spaces between them, the first that the file has counts.
+// Names of keys. Of several, separated by spaces, the first that the file has is used.
 struct ModelKeyNames {
   std::string_view heads = "num_attention_heads";
   std::string_view hidden = "hidden_size";
@@ -41,12 +41,12 @@ struct ModelKeyNames {
 };
 
 enum ModelTraits : std::uint32_t {
-  kMla = 1U << 0,            // keys and values are expanded from latents, where the file has kv_lora_rank
+  kMla = 1U << 0,            // keys and values are expanded from latents if the file has kv_lora_rank
   kMamba = 1U << 1,          // layers called linear_attention are Mamba's
   kEncoder = 1U << 2,        // bidirectional, unless is_decoder says otherwise
   kBidirectional = 1U << 3,  // always
   kGemmaBoth = 1U << 4,      // use_bidirectional_attention makes the layers bidirectional
-  kSinks = 1U << 5,          // a learned logit a head joins the denominator of every layer
+  kSinks = 1U << 5,          // each head has a learned logit in the softmax denominator, in every layer
   kGlobalDims = 1U << 6,     // full layers have global_head_dim and num_global_key_value_heads
   kLastIsFull = 1U << 7,
   kSwaDims = 1U << 9,     // layers with windows have swa_* dims, and sinks of their own
@@ -55,31 +55,31 @@ enum ModelTraits : std::uint32_t {
 };
 
 struct ModelFamily {
-  std::string_view names;            // values of model_type, with spaces between them
-  LayerKindRule kind = full_layers;  // where the file has no layer_types
+  std::string_view names;            // values of model_type, separated by spaces
+  LayerKindRule kind = full_layers;  // used if the file has no layer_types
   ScaleRule scale = head_dim_scale;
   KvHeadsRule kv_heads = plain_kv_heads;
   std::uint32_t traits = 0;
   WindowRule window = WindowRule::kCausal;
   ModelKeyNames keys = {};
-  // Keys that the rules read, of those whose names look like attention's. All others of such a name are refused.
+  // The keys with names like attention's that the rules read. Other keys with such names are refused.
   std::string_view reads = {};
-  std::string_view defaults = {};  // the class's, for keys that files leave out: "key=number key=number"
-  std::string_view refused = {};   // why no layer of the family can be computed; empty: it can
+  std::string_view defaults = {};  // the class's values for keys that files omit: "key=number key=number"
+  std::string_view refused = {};   // why no layer of the family can be computed; empty: layers can be computed
 
   bool is(ModelTraits trait) const { return (traits & trait) != 0; }
 };
 
-// The family of the file: by its model_type or, where it has none, by the keys that families have for themselves.
-// Throws kUnsupported for a model_type that no row has, and for a family that can't be computed.
+// The family of the file, by its model_type or, without one, by keys that only one family has. Throws kUnsupported for
+// a model_type without a row, and for a family that can't be computed.
 const ModelFamily& model_family(const ModelKeys& keys);
 
-// How a file without model_type is read, such as "as a plain decoder (causal, scale 1/sqrt(head_dim))"; empty for one
-// that has it.
+// How a file without model_type is interpreted, such as "as a plain decoder (causal, scale 1/sqrt(head_dim))"; empty
+// for a file that has one.
 std::string assumed_family(const ModelKeys& keys);
 
-// Throws kUnsupported for a key of the file that changes its attention and that the family's rules do not read, and for
-// a file without model_type whose keys are those of other families; kFile for a file of another format.
+// Throws kUnsupported for a key that changes the file's attention and that the family's rules do not read, and for a
+// file without model_type that has keys of other families. Throws kFile for a file of another format.
 void check_attention_keys(const ModelKeys& keys, const ModelFamily& family);
 
 }  // namespace ringattn

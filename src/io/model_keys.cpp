@@ -12,7 +12,7 @@ namespace ringattn {
 
 namespace {
 
-// Objects that hold the text model of a larger one, outermost first.
+// Objects that hold the text model of a multimodal model, outermost first.
 constexpr std::string_view kTextObjects[] = {"thinker_config", "text_config", "llm_config", "language_config"};
 
 const JsonNode* text_object(const JsonNode& file) {
@@ -59,7 +59,7 @@ void ModelKeys::set_defaults(std::string_view defaults) {
 
 const JsonNode* ModelKeys::find(std::string_view key) const {
   const JsonNode* node = text_->at(key);
-  // Older files keep the text model's keys at the top, and an object without them for what came later.
+  // Older files keep the keys of the text model at the top level, and have an object that lacks them for newer keys.
   if (node == nullptr && text_->member("model_type") == nullptr) node = file_.at(key);
   if (node != nullptr) return node->is_null() ? nullptr : node;
   const auto known = defaults_.find(key);

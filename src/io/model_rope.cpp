@@ -13,7 +13,7 @@ namespace ringattn {
 
 namespace {
 
-// What classes have in common; names with spaces between them.
+// RoPE properties that classes share. Names are separated by spaces.
 struct RopeFamily {
   std::string_view names;
   double theta = 10000.0;
@@ -41,7 +41,7 @@ constexpr RopeFamily kFamilies[] = {
     {"helium", 1e5, 1.0, true},
 };
 
-// Keys with "rope" or "rotary" in their names, or of a section's object, that are read or change nothing.
+// Keys with "rope" or "rotary" in their names, or in a section's object, that are read or have no effect.
 constexpr std::string_view kTopKeys =
     "rope_theta rope_scaling rope_parameters rotary_emb_base rotary_pct rotary_dim partial_rotary_factor "
     "rope_local_base_freq attn_rotary_emb default_rope_type linear_rope";
@@ -49,7 +49,7 @@ constexpr std::string_view kNumbers =
     "factor attention_factor original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim "
     "low_freq_factor high_freq_factor";
 constexpr std::string_view kLists = "short_factor long_factor mrope_section";
-constexpr std::string_view kOthers = "rope_type type finetuned";  // read before, or without effect
+constexpr std::string_view kOthers = "rope_type type finetuned";  // read elsewhere, or without effect
 constexpr std::string_view kTypes = "default linear dynamic yarn longrope llama3 proportional";
 
 bool among(std::string_view words, std::string_view word) {
@@ -111,7 +111,7 @@ class RopeReader {
     }
   }
 
-  // The object that has the layer's parameters; nullptr: none.
+  // The object with the layer's parameters, or nullptr.
   const JsonNode* section() {
     const JsonNode* found = keys_.find("rope_parameters");
     const JsonNode* const older = keys_.find("rope_scaling");
@@ -162,7 +162,8 @@ class RopeReader {
       if (value.is_null()) continue;
       if (among(kNumbers, key)) {
         if (!value.is_number()) return static_cast<void>(refused(fmt::format("{} is {}", key, kind_text(value))));
-        if (key == "original_max_position_embeddings" && keys_.has(key)) continue;  // the file's own counts
+        if (key == "original_max_position_embeddings" && keys_.has(key))
+          continue;  // the file's top-level value is used
         add(key, fmt::format("{}", value.number));
       } else if (among(kLists, key)) {
         if (!value.is_list()) return static_cast<void>(refused(fmt::format("{} is {}", key, kind_text(value))));
@@ -188,7 +189,7 @@ class RopeReader {
     }
   }
 
-  // Lengths that stand beside the parameters, for the types that read them.
+  // Reads lengths beside the parameters, for the types that need them.
   void read_lengths() {
     const auto has = [&](std::string_view name) { return rope_.scaling.find(name) != std::string::npos; };
     if (among("yarn longrope llama3", rope_.type) && !has("original_max_position_embeddings")) {

@@ -53,7 +53,7 @@ std::int64_t mpt_kv_heads(const ModelKeys& keys, std::int64_t heads, std::int64_
 
 std::int64_t all_heads(const ModelKeys&, std::int64_t heads, std::int64_t) { return heads; }
 
-// A list for the layers, or block_configs with the query heads that share a K/V head.
+// The layer's entry in a list, or the number of query heads that share a K/V head in block_configs.
 std::int64_t nas_kv_heads(const ModelKeys& keys, std::int64_t heads, std::int64_t layer) {
   constexpr std::string_view kList = "num_key_value_heads_per_layer";
   if (const JsonNode* const list = keys.list(kList)) return keys.count_at(kList, *list, layer);
@@ -66,7 +66,7 @@ std::int64_t nas_kv_heads(const ModelKeys& keys, std::int64_t heads, std::int64_
   const double share = group != nullptr && group->is_number() ? group->number : 0.0;
   if (!(share >= 1.0) || std::fmod(static_cast<double>(heads), share) != 0.0) {
     keys.refuse("block_configs",
-                fmt::format("n_heads_in_group of layer {} is no number that divides {} heads", layer, heads));
+                fmt::format("n_heads_in_group of layer {} is not a number that divides {} heads", layer, heads));
   }
   return static_cast<std::int64_t>(static_cast<double>(heads) / share);
 }
@@ -86,13 +86,13 @@ double multiplier_scale(const ModelKeys& keys, std::int64_t head_dim, std::int64
   return multiplier ? positive(keys, "attention_multiplier", *multiplier) : head_dim_scale(keys, head_dim, layer);
 }
 
-// A file without model_type: the keys that it has.
+// For a file without model_type, by the keys that it has.
 double unlisted_scale(const ModelKeys& keys, std::int64_t head_dim, std::int64_t layer) {
   return keys.has("attention_multiplier") ? multiplier_scale(keys, head_dim, layer)
                                           : query_scalar_scale(keys, head_dim, layer);
 }
 
-// YaRN multiplies queries and keys by mscale; the rotary embedding leaves that to the scale.
+// YaRN multiplies queries and keys by mscale. The rotary embedding omits that factor, and the scale includes it.
 double yarn_scale(const ModelKeys& keys, std::int64_t head_dim, std::int64_t layer) {
   const double plain = head_dim_scale(keys, head_dim, layer);
   for (const std::string_view scaling : {"rope_scaling", "rope_parameters"}) {

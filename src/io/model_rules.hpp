@@ -8,7 +8,7 @@
 
 namespace ringattn {
 
-// K/V heads of a layer, by the keys that a family has for them; `heads` are its query heads.
+// K/V heads of a layer, by the keys of its family. `heads`: its query heads.
 std::int64_t plain_kv_heads(const ModelKeys& keys, std::int64_t heads, std::int64_t layer);
 std::int64_t kv_groups(const ModelKeys& keys, std::int64_t heads, std::int64_t layer);
 std::int64_t falcon_kv_heads(const ModelKeys& keys, std::int64_t heads, std::int64_t layer);
@@ -19,7 +19,7 @@ std::int64_t mpt_kv_heads(const ModelKeys& keys, std::int64_t heads, std::int64_
 std::int64_t all_heads(const ModelKeys& keys, std::int64_t heads, std::int64_t layer);
 std::int64_t nas_kv_heads(const ModelKeys& keys, std::int64_t heads, std::int64_t layer);
 
-// Scores are multiplied by this, for head_dim numbers of q and k.
+// The factor by which scores are multiplied. `head_dim`: dims of q and k.
 double head_dim_scale(const ModelKeys& keys, std::int64_t head_dim, std::int64_t layer);
 double unit_scale(const ModelKeys& keys, std::int64_t head_dim, std::int64_t layer);
 double query_scalar_scale(const ModelKeys& keys, std::int64_t head_dim, std::int64_t layer);

@@ -17,7 +17,7 @@ namespace ringattn {
 
 namespace {
 
-// A rank that reads or writes shows it between two transfers, so none of them may take seconds on a slow disk.
+// A rank sends heartbeats between two transfers, so no transfer may take seconds even on a slow disk.
 constexpr std::size_t kLargestTransfer = std::size_t{1} << 22;
 constexpr std::string_view kReadAdvice = "Check the disk, or copy the file to another.";
 
@@ -34,7 +34,7 @@ FileDescriptor open_regular(const std::string& path) {
   if (path.find('\0') != std::string::npos) {
     fail(ErrorCode::kFile, "can't open a file", "its path holds a byte of value 0", "Give a path without one.");
   }
-  // O_NONBLOCK: opening a fifo or a device must not wait for its other side.
+  // O_NONBLOCK: opening a FIFO or a device must not wait for its other side.
   FileDescriptor file(
       uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); }));
   if (!file.valid()) {
@@ -46,7 +46,7 @@ FileDescriptor open_regular(const std::string& path) {
   if (::fstat(file.get(), &status) != 0) fail_file(fmt::format("can't examine {}", path), errno, kReadAdvice);
   if (!S_ISREG(status.st_mode)) {
     fail(ErrorCode::kFile, fmt::format("can't read {}", path),
-         S_ISDIR(status.st_mode) ? "it is a directory" : "it is no regular file", "Give a safetensors file.");
+         S_ISDIR(status.st_mode) ? "it is a directory" : "it is not a regular file", "Give a safetensors file.");
   }
   return file;
 }

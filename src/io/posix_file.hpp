@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few system calls that files of tensors need, with every failure an Error (kFile) that names the file. Reads and
-// writes are positioned, never mapped: mapped pages of untouched neighbours would count as this process's memory.
+// The few system calls that tensor files need. Every failure is an Error (kFile) that names the file. Reads and writes
+// are positioned, and files are never mapped, because mapped pages next to the requested ones would count as this
+// process's memory.
 #pragma once
 
 #include <cstddef>
@@ -31,10 +32,11 @@ struct FileIdentity {
 };
 FileIdentity identify(const FileDescriptor& file, const std::string& path);
 
-// Opens a regular file for reading; never blocks, whatever lies at `path`.
+// Opens a regular file for reading. Never blocks, whatever kind of file `path` is.
 FileDescriptor open_regular(const std::string& path);
 
-// All of `target`, or an error: the file may have shrunk since it was opened. Safe from several threads.
+// Reads exactly target.size() bytes. Throws if there are fewer: the file may have shrunk since it was opened.
+// Thread-safe.
 void read_exactly(const FileDescriptor& file, const std::string& path, std::int64_t offset,
                   std::span<std::byte> target);
 void write_exactly(const FileDescriptor& file, const std::string& path, std::int64_t offset,

@@ -26,7 +26,7 @@ constexpr std::string_view method_name(QuantMethod method) {
   return kNames[static_cast<std::size_t>(method)];
 }
 
-// A value as a message shows it.
+// A value as messages show it.
 std::string shown(const JsonNode& node) {
   if (node.is_number()) return fmt::format("{}", node.number);
   return node.is_string() ? in_quotes(node.text) : node.kind == JsonNode::Kind::kOther ? node.text : kind_text(node);
@@ -40,7 +40,7 @@ class ConfigReader {
                            const MessageTemplate& suggestion = kRead) const {
     fail(ErrorCode::kFile, fmt::format("{}: {} is {}", path_, key, value), std::string(why), suggestion);
   }
-  // Refuses a member that is there, not null, and not this number.
+  // Refuses a member that is present, not null, and not equal to this number.
   void need_number(const JsonNode& object, std::string_view key, double wanted, std::string_view why) const {
     const JsonNode* const found = object.member(key);
     if (found == nullptr || found->is_null() || (found->is_number() && found->number == wanted)) return;
@@ -77,7 +77,7 @@ void read_awq(const ConfigReader& reader, const JsonNode& config) {
   reader.refuse("version", in_quotes(version), "it is another layout of the values", "The version gemm is read.");
 }
 
-// Refuses W8A16 and W4A8, which no kernel computes. A format that says how values are stored goes before their bits:
+// Refuses W8A16 and W4A8, which no kernel computes. If the format is given, it decides instead of the bits:
 // int-quantized layers have W8A8 kernels, and pack-quantized ones W4A16 kernels. "dense" layers are not quantized.
 void check_activations(const ConfigReader& reader, const JsonNode& weights, const JsonNode* inputs,
                        std::string_view format) {
@@ -97,7 +97,7 @@ void check_activations(const ConfigReader& reader, const JsonNode& weights, cons
   }
 }
 
-// Only what the tensors of a layer don't say.
+// Checks only what the tensors of a layer don't determine.
 void check_group(const ConfigReader& reader, const JsonNode& group, const std::string& config_format) {
   const JsonNode* const weights = group.member("weights");
   if (weights == nullptr || !weights->is_object()) return;

@@ -143,13 +143,13 @@ const SafetensorsShard& SafetensorsFile::shard(const std::string& file) const {
 
 namespace {
 
-// Names of q, k and v in other libraries. Their axis order differs, so these are no aliases (known_names.hpp).
+// Names of q, k and v in other libraries. Their axis order differs, so they are not aliases (known_names.hpp).
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"q", "query"},     {"q", "query_states"}, {"q", "query_layer"},  {"k", "key"},        {"k", "key_states"},
     {"k", "key_layer"}, {"v", "value"},        {"v", "value_states"}, {"v", "value_layer"}};
 constexpr std::string_view kPackedNames[] = {"qkv", "packed_qkv", "qkv_packed", "mixed_qkv", "Wqkv"};
 
-// The suggestion for a file without q, k or v, which has them by other names or packed; absent for any other.
+// The suggestion for a file that has q, k or v under other names or packed; absent for any other file.
 std::optional<MessageTemplate> other_rows(const SafetensorsFile& file, std::string_view missing) {
   if (missing != "q" && missing != "k" && missing != "v") return std::nullopt;
   for (const std::string_view packed : kPackedNames) {
@@ -169,7 +169,7 @@ std::optional<MessageTemplate> other_rows(const SafetensorsFile& file, std::stri
 
 void SafetensorsFile::fail_unknown(std::string_view name) const {
   constexpr std::size_t kListed = 8;
-  constexpr std::size_t kCompared = 10'000;  // the edit distance of a hundred thousand names takes a while
+  constexpr std::size_t kCompared = 10'000;  // computing the edit distance to a hundred thousand names takes a while
   std::vector<std::string_view> known = names();
   std::string holds = "it holds no tensors";
   if (!known.empty()) {
@@ -183,9 +183,9 @@ void SafetensorsFile::fail_unknown(std::string_view name) const {
   }
   const bool role = is_tensor_role(name);
   std::erase_if(known, [&](std::string_view other) {
-    if (role && is_tensor_role(other)) return true;  // w_uv is no misspelt w_uk
+    if (role && is_tensor_role(other)) return true;  // w_uv is not a misspelt w_uk
     if (name.size() == 1) return other.size() != 1 || std::tolower(other[0]) != std::tolower(name[0]);
-    return other.size() > 2 * name.size() + 8;  // can't be near, and is long to compare
+    return other.size() > 2 * name.size() + 8;  // can't be near, and takes long to compare
   });
   known.resize(std::min(known.size(), kCompared));
   const std::string near = nearest_name(name, known.data(), known.size());

@@ -44,7 +44,8 @@ std::optional<std::int64_t> bits_of_shape(std::span<const std::int64_t> shape, F
   return empty ? 0 : bits;
 }
 
-// Why a name is refused; empty: it is fine. Names are never used as paths here, but they are by tools that unpack.
+// Why a name is refused; empty if it is valid. Names are never used as paths here, but tools that unpack files use them
+// so.
 std::string_view name_problem(std::string_view name) {
   for (const char c : name) {
     const auto byte = static_cast<unsigned char>(c);
@@ -59,7 +60,7 @@ std::string_view name_problem(std::string_view name) {
   return {};
 }
 
-// Builds a SafetensorsHeader from events. Whatever the format doesn't describe is refused.
+// Builds a SafetensorsHeader from events. Refuses everything that the format doesn't describe.
 class HeaderEvents final : public JsonEvents {
  public:
   HeaderEvents(const TextSource& source, SafetensorsHeader& header) : source_(source), header_(header) {}
@@ -161,7 +162,7 @@ class HeaderEvents final : public JsonEvents {
 
   void other(std::string_view what) override {
     if (state_ != State::kMetadata || what != "null") unexpected(what);
-    state_ = State::kTop;  // no metadata: the reference library takes null for it
+    state_ = State::kTop;  // no metadata: the reference library accepts null for it
   }
 
  private:
@@ -257,7 +258,7 @@ class HeaderEvents final : public JsonEvents {
   std::size_t offsets_ = 0;
 };
 
-// Every tensor needs exactly its bytes, and together they tile the data.
+// Every tensor must have exactly the bytes that it needs, and together the tensors must tile the data.
 void check_data(const TextSource& source, const SafetensorsHeader& header) {
   std::vector<const TensorInfo*> by_offset;
   by_offset.reserve(header.tensors.size());
@@ -353,7 +354,7 @@ SafetensorsHeaderReader::SafetensorsHeaderReader(std::string path, const std::ar
                                                  std::int64_t file_bytes)
     : source_(safetensors_source(std::move(path))),
       file_bytes_(file_bytes),
-      // A tensor is four members; all else is metadata.
+      // A tensor is four members; all others are metadata.
       scan_(source_, {4, 4 * HeaderLimits::kTensors + HeaderLimits::kMetadata + 1, std::size_t{1} << 24}) {
   check_file_size(source_.path, file_bytes);
   std::uint64_t bytes = 0;
@@ -365,7 +366,7 @@ SafetensorsHeaderReader::SafetensorsHeaderReader(std::string path, const std::ar
     source_.refuse(fmt::format("it claims a header of {} bytes, and has {} in all", bytes, file_bytes));
   }
   bytes_ = static_cast<std::size_t>(bytes);
-  text_.reserve(bytes_);  // growing, it would be there twice; memory is taken where it is written to
+  text_.reserve(bytes_);  // growing would hold the text twice; pages are allocated only when they are written
 }
 
 void SafetensorsHeaderReader::feed(std::string_view piece) {

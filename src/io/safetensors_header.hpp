@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The header of a safetensors file: 8 bytes of length (little endian), a JSON text of that many bytes, then the data.
-// Everything a reader relies on later is checked here, once: sizes without overflow, and tensors that tile the data
+// It is checked here, once, for everything that readers rely on later: sizes don't overflow, and tensors tile the data
 // exactly. Pure: no file is opened.
 #pragma once
 
@@ -49,7 +49,7 @@ std::string_view file_dtype_name(FileDtype dtype);  // as in a header: "BF16"
 std::optional<FileDtype> parse_file_dtype(std::string_view name);
 int bits_of(FileDtype dtype);
 FileDtype file_dtype(Dtype dtype);
-// The type as q, k and v may have it.
+// The corresponding type of q, k and v; absent if they can't have it.
 std::optional<Dtype> attention_dtype(FileDtype dtype);
 
 struct HeaderLimits {
@@ -75,29 +75,30 @@ std::string shape_text(std::span<const std::int64_t> shape);
 
 struct SafetensorsHeader {
   std::int64_t data_offset = 0;     // of the data in the file
-  std::int64_t data_bytes = 0;      // all of which belong to tensors, each byte to one
+  std::int64_t data_bytes = 0;      // each byte belongs to exactly one tensor
   std::vector<TensorInfo> tensors;  // ascending by name
   std::map<std::string, std::string, std::less<>> metadata;
 
-  // nullptr where there is no such tensor.
+  // nullptr if there is no such tensor.
   const TensorInfo* find(std::string_view name) const;
 };
 
-// Takes a header in pieces, so that a hostile one is refused after a few of them.
+// Reads a header in pieces, so that a hostile one is refused early.
 class SafetensorsHeaderReader {
  public:
-  // `length` is the file's first 8 bytes. Throws kFile when such a header can't be in a file of `file_bytes`.
+  // `length` is the file's first 8 bytes. Throws kFile if a file of `file_bytes` bytes can't have a header of that
+  // length.
   SafetensorsHeaderReader(std::string path, const std::array<std::byte, 8>& length, std::int64_t file_bytes);
   SafetensorsHeaderReader(const SafetensorsHeaderReader&) = delete;  // scan_ refers to source_
   SafetensorsHeaderReader& operator=(const SafetensorsHeaderReader&) = delete;
-  // Throws kFile for files too short to have a length.
+  // Throws kFile for a file that is too short to have a length.
   static void check_file_size(const std::string& path, std::int64_t file_bytes);
 
-  // Bytes of JSON that are still wanted.
+  // Bytes of JSON still to be fed.
   std::size_t missing() const { return bytes_ - text_.size(); }
-  // The next piece, of at most missing() bytes. Throws kFile at the first byte that breaks a limit.
+  // Takes the next piece, of at most missing() bytes. Throws kFile at the first byte that breaks a limit.
   void feed(std::string_view piece);
-  // The header, once nothing is missing. Throws kFile, saying what is wrong.
+  // The header, once nothing is missing. Throws kFile with the reason if it is invalid.
   SafetensorsHeader finish() const;
 
  private:

@@ -68,8 +68,8 @@ class IndexEvents final : public JsonEvents {
     check_value("a string", depth_ == 2 && in_map_);
     if (!in_map_ || depth_ != 2) return;
     if (!stays_inside(value)) {
-      source_.refuse(fmt::format("tensor {} lies in {}, which is no file inside the index's folder", in_quotes(tensor_),
-                                 in_quotes(value)));
+      source_.refuse(fmt::format("tensor {} is in {}, which is not a file inside the index's folder",
+                                 in_quotes(tensor_), in_quotes(value)));
     }
     if (files_.insert(value).second && files_.size() > kMaxFiles) {
       source_.refuse(fmt::format("its tensors lie in more than {} files", kMaxFiles));
@@ -82,7 +82,7 @@ class IndexEvents final : public JsonEvents {
   void other(std::string_view what) override { check_value(what, false); }
 
  private:
-  // Outside weight_map every value is fine below the top.
+  // Below the top level, every value outside of weight_map is accepted.
   void check_value(std::string_view what, bool wanted) const {
     if (wanted) return;
     if (depth_ == 0) source_.refuse(fmt::format("it is {}, not an object", what));
@@ -96,7 +96,7 @@ class IndexEvents final : public JsonEvents {
   const TextSource& source_;
   SafetensorsIndex& index_;
   int depth_ = 0;
-  bool in_map_ = false;  // the value of the last key at the top belongs to weight_map
+  bool in_map_ = false;  // the value of the last top-level key belongs to weight_map
   bool has_map_ = false;
   std::string tensor_;
   std::set<std::string> files_;
@@ -127,7 +127,7 @@ SafetensorsIndex read_safetensors_index(const std::string& path) {
   }
   JsonScan scan(source, kIndexLimits);
   std::string text;
-  text.reserve(static_cast<std::size_t>(bytes));  // growing, it would be there twice
+  text.reserve(static_cast<std::size_t>(bytes));  // growing would hold the text twice
   std::string piece;
   while (static_cast<std::int64_t>(text.size()) < bytes) {
     piece.resize(std::min<std::size_t>(std::size_t{1} << 20, static_cast<std::size_t>(bytes) - text.size()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A `*.index.json`: which file of its folder holds each tensor of a model that was saved in several.
+// A `*.index.json`: which file of its folder contains each tensor of a model that was saved in several files.
 #pragma once
 
 #include <map>
@@ -15,7 +15,7 @@ struct SafetensorsIndex {
 
 inline constexpr std::string_view kIndexSuffix = ".index.json";
 
-// Members other than `weight_map` describe the model and are skipped. Throws kFile, saying what is wrong.
+// Members other than `weight_map` describe the model and are skipped. Throws kFile with the reason if it is invalid.
 SafetensorsIndex parse_safetensors_index(std::string_view text, const std::string& path);
 
 // Reads the file in bounded pieces, so that a hostile one is refused early. Throws kFile.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a file's axis order to rows on the packed token axis and back: each rank moves its own rows and nothing else,
-// with positioned transfers as long as the order allows, through at most 1 MiB of staging.
+// Converts between a file's axis order and rows on the packed token axis. Each rank transfers only its own rows, with
+// positioned transfers as long as the order allows, through at most 1 MiB of staging.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@ enum class AxisOrder { kThd, kHtd, kBthd, kBhtd };
 std::string_view axis_order_name(AxisOrder order);  // "thd"
 std::optional<AxisOrder> parse_axis_order(std::string_view name);
 
-// A [tokens, heads, dim] tensor as it lies in a file. Packed token p is token p mod length of batch entry ⌊p / length⌋.
+// The layout of a [tokens, heads, dim] tensor in a file. Packed token p is token p mod length of batch entry ⌊p /
+// length⌋.
 struct RowGrid {
   AxisOrder order = AxisOrder::kThd;
   std::int64_t batch = 1;
@@ -36,14 +37,14 @@ struct RowGrid {
   std::vector<std::int64_t> shape() const;
 };
 
-// Reads a tensor's shape; without an order rank 3 is thd and rank 4 bthd. Throws kFile when the rank doesn't fit.
+// Reads a tensor's shape. Without an order, rank 3 is thd and rank 4 is bthd. Throws kFile if the rank doesn't match.
 RowGrid row_grid(const TensorSource& tensor, std::optional<AxisOrder> order);
 
-// Where the LSE of queries in `grid` goes: fp32, [heads, tokens] or [batch, heads, tokens]. As a grid its dim is 1.
+// The layout of the LSE of queries in `grid`: fp32, [heads, tokens] or [batch, heads, tokens], as a grid with dim 1.
 RowGrid lse_grid(const RowGrid& grid);
 std::vector<std::int64_t> lse_shape(const RowGrid& grid);
 
-// The tensor's element type as q, k, v may have it. Throws kFile for the others.
+// The tensor's element type. Throws kFile for types that q, k and v can't have.
 Dtype row_dtype(const TensorSource& tensor);
 
 // One contiguous piece of the file: rows [row, row + tokens) of the caller's array, heads [head, head + heads).
@@ -55,8 +56,8 @@ struct RowSegment {
   std::int64_t heads = 0;
 };
 
-// Calls `visit` for pieces of at most `max_bytes` (but at least one row) that together hold the runs' rows, ascending
-// in the file for ascending runs.
+// Calls `visit` for pieces of at most `max_bytes` (but at least one row) that together hold the rows of the runs. For
+// ascending runs the pieces ascend in the file.
 void for_each_segment(const RowGrid& grid, std::span<const PackedRun> runs, std::size_t element_bytes,
                       std::int64_t max_bytes, const std::function<void(const RowSegment&)>& visit);
 
@@ -72,11 +73,11 @@ void scatter_rows(std::span<const std::byte> dense, std::int64_t head, std::int6
 void read_rows(const TensorSource& tensor, const RowGrid& grid, std::span<const PackedRun> runs,
                const MutableTensorView& rows);
 
-// The same of elements of any size: fills `rows`, dense, with [total_tokens(runs), heads, dim] elements. Throws kFile.
+// The same for elements of any size: fills `rows`, dense, with [total_tokens(runs), heads, dim] elements. Throws kFile.
 void read_row_bytes(const TensorSource& tensor, const RowGrid& grid, std::span<const PackedRun> runs,
                     std::size_t element_bytes, std::span<std::byte> rows);
 
-// Whole small tensors of rank 1. Throw kFile for other ranks and dtypes, and beyond 16 MiB.
+// Read small tensors of rank 1 whole. Throw kFile for other ranks and dtypes, and beyond 16 MiB.
 std::vector<std::int64_t> read_integers(const TensorSource& tensor);  // I32 or I64: cu_seqlens, q_offset
 std::vector<float> read_floats(const TensorSource& tensor);           // F32, BF16 or F16: sinks
 

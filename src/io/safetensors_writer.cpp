@@ -88,7 +88,7 @@ SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMe
     plan.head += static_cast<char>(length[i]);
   }
   plan.head += json;
-  // Checks the header that is written as a reader would.
+  // Checks the written header with the reader's rules.
   try {
     const std::int64_t file_bytes = static_cast<std::int64_t>(plan.head.size()) + offset;
     SafetensorsHeaderReader reader("the output", length, file_bytes);
@@ -104,7 +104,7 @@ SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMe
 void check_output_path(const std::string& path, bool force) {
   const std::string problem = fmt::format("can't write {}", path.empty() ? "the output" : path);
   if (path.empty() || path.find('\0') != std::string::npos) {
-    fail(ErrorCode::kFile, problem, "it is no path", "Name a file.");
+    fail(ErrorCode::kFile, problem, "it is not a path", "Name a file.");
   }
   const std::string folder = folder_of(path);
   struct stat status;
@@ -114,7 +114,7 @@ void check_output_path(const std::string& path, bool force) {
          "Create the folder first.");
   }
   if (!S_ISDIR(status.st_mode)) {
-    fail(ErrorCode::kFile, problem, fmt::format("{} is no folder", folder), "Choose a folder.");
+    fail(ErrorCode::kFile, problem, fmt::format("{} is not a folder", folder), "Choose a folder.");
   }
   if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     fail(ErrorCode::kFile, problem,
@@ -128,7 +128,7 @@ void check_output_path(const std::string& path, bool force) {
   }
   if (S_ISDIR(status.st_mode)) fail(ErrorCode::kFile, problem, "it is a directory", "Name a file in it.");
   if (!S_ISREG(status.st_mode)) {
-    fail(ErrorCode::kFile, problem, S_ISLNK(status.st_mode) ? "it is a link" : "it exists and is no regular file",
+    fail(ErrorCode::kFile, problem, S_ISLNK(status.st_mode) ? "it is a link" : "it exists and is not a regular file",
          "Name the file itself.");
   }
   if (!force) fail_exists(path);
@@ -169,7 +169,7 @@ std::unique_ptr<SafetensorsWriter> SafetensorsWriter::open_existing(const Safete
 
 void SafetensorsWriter::reserve_space(const std::string& path) {
   const std::string problem = fmt::format("can't reserve {} bytes for {}", plan_.file_bytes(), path);
-  // Beyond this limit the system would answer with a signal.
+  // Beyond this limit the system would send a signal.
   struct rlimit limit;
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       static_cast<std::uint64_t>(plan_.file_bytes()) > limit.rlim_cur) {
@@ -178,7 +178,7 @@ void SafetensorsWriter::reserve_space(const std::string& path) {
   const int error = await_disk(file(), [bytes = off_t{plan_.file_bytes()}](int fd) {
     if (uninterrupted([&] { return ::fallocate(fd, 0, 0, bytes); }) == 0) return 0;
     if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
-    // A file system that can't reserve blocks: set only the size.
+    // The file system can't reserve blocks: set only the size.
     return uninterrupted([&] { return ::ftruncate(fd, bytes); }) == 0 ? 0 : errno;
   });
   if (error != 0) fail_file(problem, error, "Free some space, or choose another folder.");

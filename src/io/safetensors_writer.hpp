@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writing a safetensors file by many ranks at once, so that it appears whole or not at all:
+// Many ranks write one safetensors file at once, which appears complete or not at all:
 //
 //   plan    every rank     plan_safetensors(): the header and where each tensor goes; the same on all ranks
 //   create  rank 0         `<file>.<random>.tmp` beside the file, with its header and full size
@@ -8,8 +8,8 @@
 //   commit  rank 0         once all have synced: late metadata, fsync, rename, fsync of the folder
 //   release other ranks    once they know of that
 //
-// A writer that is destroyed before commit(), or before release() on the other ranks, removes the temporary file, and
-// so does any rank that a signal ends: rank 0 may have been killed, or have been left no time to.
+// A writer that is destroyed before commit(), or before release() on the other ranks, removes the temporary file. Any
+// rank that a signal ends removes it, too, because rank 0 may have been killed or may have no time for it.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,7 @@ struct SafetensorsPlan {
 };
 
 // The widest elements come first, so every tensor is aligned. Metadata values that are known only later (digests) are
-// passed as text of the same length. Throws kUsage for what the format can't hold.
+// passed as text of the same length. Throws kUsage if the format can't represent the tensors or metadata.
 SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMetadata& metadata);
 
 // Throws kFile if `path` can't be written: its directory must exist and be writable, and the file must not exist,
@@ -62,7 +62,7 @@ class SafetensorsWriter {
  public:
   // Checks the path as check_output_path() and reserves the file's space. Throws kFile.
   static std::unique_ptr<SafetensorsWriter> create(const SafetensorsPlan& plan, const std::string& path, bool force);
-  // The file that another rank created. Throws kFile, also when the folder isn't shared with that rank's host.
+  // Opens the file that another rank created. Throws kFile, also if this host does not share the folder with that rank.
   static std::unique_ptr<SafetensorsWriter> open_existing(const SafetensorsPlan& plan,
                                                           const std::string& temporary_path);
 
@@ -72,28 +72,28 @@ class SafetensorsWriter {
 
   const std::string& temporary_path() const { return temporary_path_; }
 
-  // Writes the rows of `runs`: `rows` is [total_tokens(runs), heads, dim] of the planned dtype. `grid` is how the
-  // tensor lies in the file. Ranks may write at the same time. Throws kFile.
+  // Writes the rows of `runs`: `rows` is [total_tokens(runs), heads, dim] of the planned dtype. `grid` is the tensor's
+  // layout in the file. Ranks may write at the same time. Throws kFile.
   void write_rows(std::string_view tensor, const RowGrid& grid, std::span<const PackedRun> runs,
                   const TensorView& rows);
-  // The LSE, [total_tokens(runs), heads] of queries in `grid`.
+  // Writes the LSE, [total_tokens(runs), heads] of queries in `grid`.
   void write_lse(std::string_view tensor, const RowGrid& grid, std::span<const PackedRun> runs, const RowView& lse);
-  // The same of elements of any size: `rows` is [total_tokens(runs), heads, dim], dense.
+  // The same for elements of any size: `rows` is [total_tokens(runs), heads, dim], dense.
   void write_row_bytes(std::string_view tensor, const RowGrid& grid, std::span<const PackedRun> runs,
                        std::size_t element_bytes, std::span<const std::byte> rows);
-  // A whole tensor.
+  // Writes a whole tensor.
   void write_bytes(std::string_view tensor, std::span<const std::byte> data);
-  // A part of it, at a byte of the tensor.
+  // Writes a part of a tensor. `offset`: bytes from its start.
   void write_part(std::string_view tensor, std::int64_t offset, std::span<const std::byte> data);
-  // Replaces a planned metadata value by one whose JSON text is as long.
+  // Replaces a planned metadata value by one whose JSON text has the same length.
   void set_metadata(std::string_view key, std::string_view value);
 
-  // Brings what this rank wrote to the disk. Throws kFile.
+  // Flushes what this rank wrote to disk. Throws kFile.
   void sync();
-  // Only by the rank that created the file. Throws kFile; then nothing has appeared under the file's name, unless the
-  // message says so.
+  // Called only by the rank that created the file. If it throws kFile, no file has appeared under the final name,
+  // unless the message says otherwise.
   void commit();
-  // By the other ranks: the temporary file is not theirs to remove any more.
+  // Called by the other ranks: from now on they do not remove the temporary file.
   void release() noexcept { shared_.reset(); }
   // Removes the temporary file; commit() is not possible any more.
   void discard() noexcept;

@@ -20,14 +20,14 @@ std::string described(const TensorSource& tensor);
 // Refuses `tensor` (kFile) unless `agrees`; `why` says what it should be.
 void require(bool agrees, const TensorSource& tensor, const MessageTemplate& why, const MessageTemplate& suggestion);
 
-// The tensor of that name, which must be there, or else the one with the role's own name, which need not.
+// The tensor called `name`, which must exist, or without a name the tensor with the role's own name, if it exists.
 std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std::optional<std::string>& name,
                                           std::string_view role);
 
-// Number of entries of a one-dimensional tensor; −1 for another shape, which the tensor's reader refuses.
+// Number of entries of a one-dimensional tensor; −1 for another shape, which the tensor's reader refuses later.
 std::int64_t entries(const TensorSource& tensor);
 
-// Before a list is read: one that can't be right may be of any length. Throws kFile for more than kMaxSequences.
+// Called before a list is read, because an invalid one may have any length. Throws kFile for more than kMaxSequences.
 void check_count(const TensorSource& tensor, std::int64_t sequences);
 
 // The cumulative lengths of packed sequences of `side` ("q" or "k"), whose tokens lie in `grid`. Throws kFile.

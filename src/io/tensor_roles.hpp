@@ -11,10 +11,9 @@
 
 namespace ringattn {
 
-// What to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k") and, for those of the fifth row,
-// optional; a name that is set must be there. The second row is that of a paged cache, instead of k and v; the third
-// and fourth are those of MLA (mla_tensors.hpp), the last three those of SSM (ssm_tensors.hpp),
-// which have nothing of the others.
+// The names of the tensors to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k"); a tensor whose
+// name is set must exist. First row: attention. Second: a paged cache, instead of k and v. Third and fourth: MLA
+// (mla_tensors.hpp). Fifth: optional tensors. Last three: SSM (ssm_tensors.hpp), which uses none of the others.
 struct InputNames {
   std::optional<std::string> q, k, v;
   std::optional<std::string> k_pages, v_pages, block_table, lengths_k;
@@ -24,7 +23,7 @@ struct InputNames {
   std::optional<std::string> x, dt, a, b, c, d, z, dt_bias;
   std::optional<std::string> u, delta, delta_bias, initial_states, cu_seqlens;
   std::optional<std::string> state, conv1d_weight, conv1d_bias, conv_state;
-  std::map<std::string, std::string, std::less<>> others;  // of tensors that only one op has
+  std::map<std::string, std::string, std::less<>> others;  // names of tensors that only one op has
 
   bool operator==(const InputNames&) const = default;
 };
@@ -34,7 +33,7 @@ struct TensorRole {
   std::string_view name;
   std::optional<std::string> InputNames::*member;
 };
-// All of them, those that every job of a kind has first.
+// All roles. Those that every job of a kind has come first.
 std::span<const TensorRole> tensor_roles();
 bool is_tensor_role(std::string_view name);
 

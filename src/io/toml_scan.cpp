@@ -19,9 +19,9 @@ class TomlScan {
  private:
   bool ahead(std::string_view part) const { return text_.substr(at_).starts_with(part); }
 
-  // Takes what stands at `at_`: a string, or a byte outside of strings. Returns why it is refused, if it is.
+  // Consumes the text at `at_`: a string, or one byte outside of strings. Returns why it is refused, or an empty text.
   std::string_view step() {
-    if (ends_lines_otherwise()) return "it holds a control character or a line separator that is no newline";
+    if (ends_lines_otherwise()) return "it holds a control character or a line separator that is not a newline";
     const char c = text_[at_];
     if (c == '\n') in_comment_ = false;
     if (in_comment_) {
@@ -64,7 +64,7 @@ class TomlScan {
     return {};
   }
 
-  // The characters at which some readers end a line, and with it a comment, and others don't.
+  // Characters at which some readers end a line, and with it a comment, and others don't.
   bool ends_lines_otherwise() const {
     const auto byte = static_cast<unsigned char>(text_[at_]);
     if (byte == '\r') return !ahead("\r\n");
@@ -72,7 +72,7 @@ class TomlScan {
            ahead("\xe2\x80\xa9");
   }
 
-  // A string of one line ends with its line at the latest; one of several lines may end with two quotes of its own
+  // A one-line string ends at the end of its line at the latest. A multi-line string may end with two quotes of its own
   // before the three that close it.
   void skip_string(char quote) {
     const bool escapes = quote == '"';
@@ -103,7 +103,7 @@ class TomlScan {
   int line_ = 1;
   int depth_ = 0;
   bool in_comment_ = false;
-  int dots_ = 0;  // of the key, or the value, that is being read
+  int dots_ = 0;  // dots in the key or value that is being read
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A look at a TOML text before it is parsed: toml++ makes a table for every segment of a dotted key and walks and frees
-// them by recursion, so a key of 40,000 segments would end the process.
+// Checks a TOML text before it is parsed: toml++ makes a table for every segment of a dotted key, and walks and frees
+// tables by recursion, so a key of 40,000 segments would crash the process.
 #pragma once
 
 #include <optional>
@@ -19,9 +19,9 @@ struct TomlRefusal {
   std::string why;
 };
 
-// The first place at which a text goes beyond the limits; nothing where it keeps them. What is no TOML may pass: a
-// parser refuses it at the latest where this reader and the language part ways, so it never meets more depth than was
-// counted here. Memory: none.
+// The first place at which a text exceeds the limits, or nothing. Invalid TOML may pass: the parser refuses it no later
+// than where this scan and the language differ, so it never meets more depth than was counted here. Allocates no
+// memory.
 std::optional<TomlRefusal> find_toml_excess(std::string_view text);
 
 }  // namespace ringattn

@@ -64,8 +64,8 @@ const OpEntry& op_entry(std::string_view name) {
 
 namespace {
 
-// How well a file fits an op that doesn't recognize it: more of the op's tensors, then fewer that are missing, then
-// more of its optional ones.
+// How well a file fits an op that doesn't recognize it. Compared in this order: more of the op's tensors, fewer missing
+// ones, more of its optional ones.
 std::tuple<std::ptrdiff_t, std::ptrdiff_t, std::ptrdiff_t> fit(const OpEntry& entry, const TensorFile& file) {
   std::ptrdiff_t present = 0, missing = 0, optional = 0;
   for (const OpTensor& tensor : entry.tensors) {
@@ -87,7 +87,7 @@ bool is_asked_for(const OpEntry& entry, const SettingSources& sources) {
   return sources.given("model-config") || has_own_setting(entry, sources);
 }
 
-// The only op whose own settings the user gives; null: there is none.
+// The only op whose own settings the user gives, or null.
 const OpEntry* op_of_settings(const SettingSources& sources) {
   const auto asked = [&](const OpEntry* entry) {
     return entry->recognizes != nullptr && has_own_setting(*entry, sources);
@@ -115,9 +115,10 @@ const OpEntry& op_of_file(const TensorFile& file, const SettingSources& sources,
     if (const OpEntry* const asked = op_of_settings(sources)) return *asked;
     const auto best = std::ranges::max_element(rows(), {}, [&](const OpEntry* entry) { return fit(*entry, file); });
     const auto [present, missing, optional] = fit(**best, file);
-    return present + optional == 0 ? *rows().front() : **best;  // all are equally far from a file of other names
+    return present + optional == 0 ? *rows().front()
+                                   : **best;  // without a matching name, the default op reports the error
   }
-  // An op that recognizes no file may still be what the found one's job turns out to be.
+  // The job of the found op may turn out to belong to an op that recognizes no files.
   const bool is_other = wanted != nullptr && wanted != found && wanted->recognizes != nullptr;
   if (found->refuse_unnamed != nullptr) {
     if (is_other) return *wanted;

@@ -25,7 +25,7 @@ namespace {
 // Long values are compared and shown as hashes.
 std::string hashed(const std::string& text) { return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size())); }
 
-// What the bits of a kernel depend on besides the job.
+// The device properties that a kernel's bits depend on.
 RankConfigEntry device_config(const Backend& backend, std::string identity) {
   if (backend.memory() == MemoryKind::kDevice) return {"device", std::move(identity)};
   return {"SIMD target",

@@ -73,7 +73,7 @@ TEST(TemporaryFile, KeepsAsMuchOfTheNameAsFits) {
 
 TEST(TemporaryFile, NamesTheFileInItsFailures) {
   EXPECT_FILE_ERROR(TemporaryFile("/proc/none/x", setting("json", "x")), "beside json = x (No such file");
-  EXPECT_FILE_ERROR(write_text_file("/dev/full/x", "", false, "json"), "/dev/full is no directory");
+  EXPECT_FILE_ERROR(write_text_file("/dev/full/x", "", false, "json"), "/dev/full is not a directory");
 }
 
 }  // namespace

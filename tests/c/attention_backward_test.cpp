@@ -173,7 +173,7 @@ TEST_F(CAttentionBackward, RefusesTensorsByName) {
       {"dlse is [130, 3]", [](RunTensors& r) { r.dlse->shape[1] = 3; }},
       {"axis 2 of dout has a stride of 2", [](RunTensors& r) { r.dout->strides[2] = 2; }},
       {"dsinks", [](RunTensors& r) { r.all.dsinks = nullptr; }},
-      {"dsinks lies on device type 2",
+      {"dsinks is on device type 2",
        [](RunTensors& r) {
          r.dsinks->device = {kDLCUDA, 0};
        }},

@@ -139,7 +139,7 @@ TEST_F(CAttention, RefusesTensorsByName) {
          t.q->dtype = {kDLBfloat, 16, 2};
        }},
       {"axis 2 of q has a stride of 2", [](Tensors& t) { t.q->strides[2] = 2; }},
-      {"v lies on device type 2",
+      {"v is on device type 2",
        [](Tensors& t) {
          t.v->device = {kDLCUDA, 0};
        }},

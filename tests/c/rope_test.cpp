@@ -67,7 +67,7 @@ TEST(CRope, HasTheBitsOfCppAndRefusesByName) {
   ringattn_rope_destroy(rope);
   spec.parameters = "factor=2,alpha=3";
   EXPECT_EQ(ringattn_rope_create(world.get(), &spec, nullptr, &rope), RINGATTN_USAGE);
-  EXPECT_NE(std::string(ringattn_error_text()).find("\"alpha=3\" is no parameter"), std::string::npos);
+  EXPECT_NE(std::string(ringattn_error_text()).find("\"alpha=3\" is not a parameter"), std::string::npos);
   spec.type = "axial";
   EXPECT_EQ(ringattn_rope_create(world.get(), &spec, nullptr, &rope), RINGATTN_USAGE);
 }

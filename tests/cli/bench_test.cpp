@@ -126,7 +126,7 @@ TEST(BenchPoints, OldLinesAreRead) {
     read_points(folder.write("lines", untimed + "\n"), "--against");
     ADD_FAILURE() << "accepted: " << untimed;
   } catch (const Error& error) {
-    EXPECT_TRUE(has(error.what(), "is no whole point (its median is 0 ms)")) << error.what();
+    EXPECT_TRUE(has(error.what(), "is not a complete point (its median is 0 ms)")) << error.what();
   }
 }
 
@@ -137,8 +137,8 @@ TEST(BenchPoints, WhatIsNoLineIsRefused) {
       {"{}\n{\"schema\": \"other/1\"}\n", "holds no point"},
       {"nonsense\n", "line 1 of"},
       {"{}\n[1]\n", "line 2 of"},
-      {"{\"schema\": \"ringattn.bench/2\"}\n", "is no whole point (key"},
-      {"{\"schema\": \"ringattn.bench/2\", \"tool\": 7}\n", "is no whole point"}};
+      {"{\"schema\": \"ringattn.bench/2\"}\n", "is not a complete point (key"},
+      {"{\"schema\": \"ringattn.bench/2\", \"tool\": 7}\n", "is not a complete point"}};
   for (const auto& [text, expected] : cases) {
     const std::string path = folder.write("lines", text);
     try {

@@ -356,8 +356,8 @@ TEST(CompressCommand, WrongGroupsOfHeadsAreRefused) {
   };
   EXPECT_TRUE(has(refused("lowrank:heads=3"), "groups of 3 of 2 heads (supported: divisors)"));
   EXPECT_TRUE(has(refused("low_rank rank 16 heads 4"), "groups of 4 of 2 heads (supported: divisors)"));
-  EXPECT_TRUE(has(refused("lowrank:heads=two"), "\"heads=two\" is no option of lowrank"));
-  EXPECT_TRUE(has(refused("vq:heads=2"), "\"heads=2\" is no option of vq"));
+  EXPECT_TRUE(has(refused("lowrank:heads=two"), "\"heads=two\" is not an option of lowrank"));
+  EXPECT_TRUE(has(refused("vq:heads=2"), "\"heads=2\" is not an option of vq"));
   const BrokenFile file("lowrank:heads=2");
   const std::string stored = R"("v_format":"low_rank rank 32 heads )";
   // A head of 64 where the basis is of two of them: other rows than the job has.

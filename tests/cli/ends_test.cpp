@@ -83,7 +83,7 @@ TEST(Ends, ALibraryThatEndsTheProgramIsFour) {
   if (run.code == 0) GTEST_SKIP() << "needs: an OpenMP that starts its threads by pthread_create";
   EXPECT_EQ(run.code, 4) << run.err;
   EXPECT_EQ(count_messages(run.err), 1) << run.err;
-  EXPECT_TRUE(has(run.err, "a library ended the program (Open MPI or OpenMP, whose own message stands above). Check") ||
+  EXPECT_TRUE(has(run.err, "a library ended the program (Open MPI or OpenMP; its own message is above). Check") ||
               has(run.err, "Resource temporarily unavailable). Use fewer "))
       << run.err;
   EXPECT_EQ(json_at(read_whole(report), "/error/code"), "4");

@@ -83,7 +83,7 @@ TEST(LauncherEnd, TheRanksSayWhatTheCodeIs) {
       {"", 132, 4, "mpirun could not start the ranks ("},
       {"", 213, 4, "mpirun could not start the ranks ("},
       {"", 255, 4, "mpirun could not start the ranks ("},
-      {"", 99, 7, "a rank left with code 99 ("},
+      {"", 99, 7, "a rank exited with code 99 ("},
       // MPI itself ends a rank that can't start it.
       {"rank=0,started=2,starting=0 rank=1,started=2,starting=0,signal=15", 1, 4, "rank 0 could not start MPI ("},
       {"started=2,starting=0 started=2,starting=0", 14, 4, "a rank could not start MPI ("},

@@ -71,7 +71,7 @@ TEST(Program, UnknownWordsAreUsageErrors) {
        "`ringattn "
        "--help`."},
       {{""}, "unknown subcommand \"\" (there are run, "},
-      {{"--synthetic", "7"}, "--synthetic stands before a subcommand (the first argument is a subcommand: run, "},
+      {{"--synthetic", "7"}, "--synthetic comes before a subcommand (the first argument is a subcommand: run, "},
       {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
   for (const auto& [words, expected] : cases) {
     const Finished run = tool(words);

@@ -129,7 +129,7 @@ TEST_F(GpuCapture, OfARunThatIsWaitedForIsRefused) {
   EXPECT_EQ(refused.code(), ErrorCode::kUnsupported);
   EXPECT_STREQ(
       refused.what(),
-      "a graph can't hold a run that is waited for (what is captured has no end yet). Use enqueue(), or run it "
+      "a graph can't hold a run that waits for its end (captured work has not started). Use enqueue(), or run it "
       "outside of the capture.");
   attention.run(inputs, outputs, rows.space(), stream);
 }

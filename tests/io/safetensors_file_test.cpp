@@ -297,7 +297,7 @@ TEST(SafetensorsIndex, FindsTensorsInTheirFiles) {
   EXPECT_EQ(file.tensor("q").info->bytes(), 2);
   EXPECT_EQ(file.tensor("k").shard->path(), folder.file("sub/b.safetensors"));
   EXPECT_FILE_ERROR(file.tensor("v"), "says it does");
-  EXPECT_FILE_ERROR(file.tensor("x"), "broken.safetensors is no valid safetensors file");
+  EXPECT_FILE_ERROR(file.tensor("x"), "broken.safetensors is not a valid safetensors file");
   EXPECT_FILE_ERROR(file.tensor("qq"), "Did you mean");
 
   std::vector<int> ranks(8);

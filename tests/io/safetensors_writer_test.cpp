@@ -92,7 +92,7 @@ TEST(SafetensorsWriter, RefusesPathsThatCannotBeWritten) {
       {"", "no path"},
       {folder.path(), "is a directory"},
       {folder.file("none/out"), "No such file"},
-      {folder.file("plain/out"), "is no folder"},
+      {folder.file("plain/out"), "is not a folder"},
       {folder.file("fifo"), "no regular file"},
       {"/dev/null", "no regular file"},
       {folder.file(std::string(300, 'a')), "File name too long"},

@@ -241,7 +241,7 @@ TEST(BadArguments, AreRefusedWithASuggestion) {
       {"run", {"--softcp", "3"}, "Did you mean --softcap?"},
       {"run", {"--head_dim=64"}, "Did you mean --head-dim?"},
       {"run", {"--SEQ", "4"}, "unknown flag --SEQ"},
-      {"run", {"--world", "4"}, "--world is no flag of run (it belongs to plan). Did you mean --ranks?"},
+      {"run", {"--world", "4"}, "--world is not a flag of run (it belongs to plan). Did you mean --ranks?"},
       {"run", {"--against=oracle"}, "it belongs to verify"},
       {"verify", {"--output", "a"}, "it belongs to run, bench, compress and quantize"},
       {"plan", {"--ranks", "4"}, "it belongs to run, verify, bench and info). Did you mean --world?"},

@@ -216,7 +216,7 @@ class Refusals(unittest.TestCase):
         for text, settings in (
             ("RoPE of type dynamic without a length", {"rope_parameters": dynamic}),
             ("type of RoPE is \"axial\"", {"rope_parameters": {"rope_type": "axial"}}),
-            ("\"alpha=1000.0\" is no parameter", {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0}}),
+            ("\"alpha=1000.0\" is not a parameter", {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0}}),
             ("for each kind of layer", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
             ("rotary_dim is 63", {"rotary_dim": 63}),
             ("rotary_dim is 0 (it is above 0)", {"rotary_dim": 0}),

@@ -73,7 +73,7 @@ class BlockCutter {
   std::size_t min_budget() const { return fixed_bytes_ + min_buffer_bytes(); }
 
  private:
-  // Number of buffer rows of a block, of the direction that has most.
+  // Number of buffer rows that a block needs, in the direction that needs more.
   std::int64_t max_rows_of(std::int64_t first, std::int64_t last) const {
     std::int64_t rows = 0;
     for (std::size_t d = 0; d < directions_.size(); ++d) {
@@ -112,7 +112,7 @@ class BlockCutter {
     return static_cast<double>(rows.received) * static_cast<double>(token_bytes(direction.work.streams));
   }
 
-  // True if there will be one block, as far as it is known before the cut.
+  // True if it is clear before the cut that there will be one block.
   bool one_block() const {
     if (options_.block_tokens > 0) return options_.block_tokens >= steps_.token(steps_.count());
     if (limit_from(0) < steps_.count()) return false;
@@ -367,7 +367,7 @@ class BlockCutter {
   int key_tile_;
   const MachineModel& machine_;
   const PlanOptions& options_;
-  std::int64_t row_bytes_ = 0;        // of a row of every direction; their buffers have equally many rows at most
+  std::int64_t row_bytes_ = 0;        // one row of each direction: all of their buffers hold equally many rows
   double latency_;                    // of the messages of a block, one after the other
   std::size_t fixed_bytes_;           // independent of the blocks
   std::int64_t max_rows_;             // of a block buffer, by the memory budget

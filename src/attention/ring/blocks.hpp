@@ -16,8 +16,9 @@
 
 namespace ringattn {
 
-// Where blocks may end: after each of `count()` steps. If only keys are sent, a step is a key tile. If queries are,
-// too, a step is a key tile and the tiles of the queries at its positions, or either where the other side has none.
+// Where blocks may end: after each of `count()` steps. If only keys are sent, a step is one key tile. If queries are
+// sent, too, a step is one key tile and the query tiles at its positions. Where one side has no tiles, a step has only
+// tiles of the other.
 class BlockSteps {
  public:
   explicit BlockSteps(const TileAxis& keys);
@@ -39,8 +40,8 @@ class BlockSteps {
   std::vector<std::int64_t> token_;                 // [steps + 1]
 };
 
-// One direction of a job: keys that are sent to queries, or with both exchanged queries that are sent to keys. The
-// arguments outlive it.
+// One direction of a job: keys that are sent to queries, or queries that are sent to keys; in the latter, "keys" and
+// "queries" are exchanged in all members. The referenced objects outlive it.
 struct CutDirection {
   const RingWork& work;
   const TileAxis& axis;

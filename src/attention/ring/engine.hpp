@@ -28,7 +28,7 @@ class RingStep {
  public:
   virtual ~RingStep() = default;
 
-  // Called once before the first block is sent: work that its rows need.
+  // Called once before the first block is sent: work that produces rows to be sent.
   virtual void prepare(Stream /*stream*/, const Progress& /*progress*/) {}
   // Called once while the first block is in flight: work that needs no block.
   virtual void begin(Stream /*stream*/, const Progress& /*progress*/) {}

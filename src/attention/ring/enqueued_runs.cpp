@@ -46,7 +46,7 @@ void EnqueuedRuns::wait_all(const std::function<void()>& wait) {
 
 void check_not_captured(Backend& backend, Stream stream) {
   if (!backend.is_capturing(stream)) return;
-  fail(ErrorCode::kUnsupported, "a graph can't hold a run that is waited for", "what is captured has no end yet",
+  fail(ErrorCode::kUnsupported, "a graph can't hold a run that waits for its end", "captured work has not started",
        "Use enqueue(), or run it outside of the capture.");
 }
 

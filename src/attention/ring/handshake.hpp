@@ -16,7 +16,7 @@ namespace ringattn {
 struct RankConfigEntry {
   std::string what;
   std::string value;
-  MessageTemplate suggestion = {};  // where ranks differ; empty: the one for all settings
+  MessageTemplate suggestion = {};  // shown if ranks differ; empty: the one for all settings
 };
 
 // Collective. Throws kUnsupported (as an AgreedError) for the first setting and rank that differ from rank 0. Returns a

@@ -54,7 +54,7 @@ void take_member(MachineModel& machine, const Member& member, const FlatEntry& e
   const bool number = (entry.kind == FlatKind::kReal || entry.kind == FlatKind::kInteger) &&
                       std::from_chars(entry.text.data(), end, value).ptr == end;
   if (!number || !std::isfinite(value) || value < 0.0 || (value == 0.0 && !member.may_be_zero)) {
-    fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
+    fail(ErrorCode::kFile, fmt::format("{} is not a machine model", path),
          fmt::format("{} is {}, and must be a {} number", member.name, shortened(entry.text),
                      member.may_be_zero ? "non-negative" : "positive"),
          how_to_make_one());
@@ -101,8 +101,8 @@ double machine_factor(const MachineModel& given, const KernelEntry& kernel, Dtyp
 }
 
 double memory_rate(const MachineModel& given, int threads) {
-  constexpr double kOfThread = 1.5e10;  // read on a Xeon: 14.9 GB/s by one core,
-  constexpr double kOfHost = 1e11;      // 99.4 by 16 threads (bench/notes/decoding.md)
+  constexpr double kOfThread = 1.5e10;  // measured on a Xeon: one core reads 14.9 GB/s,
+  constexpr double kOfHost = 1e11;      // 16 threads read 99.4 GB/s (bench/notes/decoding.md)
   return given.memory_bytes_per_second > 0.0 ? given.memory_bytes_per_second : std::min(threads * kOfThread, kOfHost);
 }
 
@@ -133,7 +133,7 @@ MachineModel parse_machine_model(std::string_view text, const std::string& path)
     for (const TextMember& member : kTexts) {
       if (entry.key != member.name) continue;
       if (entry.kind != FlatKind::kText) {
-        fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
+        fail(ErrorCode::kFile, fmt::format("{} is not a machine model", path),
              fmt::format("{} is {}, and must be a text", member.name, shortened(entry.text)), how_to_make_one());
       }
       machine.*member.value = entry.text;
@@ -145,13 +145,13 @@ MachineModel parse_machine_model(std::string_view text, const std::string& path)
       seen[i] = known = true;
     }
     if (!known) {
-      fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
+      fail(ErrorCode::kFile, fmt::format("{} is not a machine model", path),
            fmt::format("it names {}", shortened(entry.key)), how_to_make_one());
     }
   }
   for (std::size_t i = 0; i < std::size(kMembers); ++i) {
     if (!seen[i] && !kMembers[i].optional) {
-      fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
+      fail(ErrorCode::kFile, fmt::format("{} is not a machine model", path),
            fmt::format("{} is missing", kMembers[i].name), how_to_make_one());
     }
   }

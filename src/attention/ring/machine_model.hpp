@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine model of a plan. `ringattn info --measure` writes a file of it, `--machine` reads it.
+// The machine model of a plan. `ringattn info --measure` writes it to a file, and `--machine` reads that file.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,17 @@ struct MachineModel {
   double flops_per_second = 5e10;      // attention FLOPs of one rank, counted as in job_flops(), of measured_spec(bf16)
   double link_bytes_per_second = 5e9;  // received by one rank
   double latency_seconds = 20e-6;      // per message
-  // What older files lack.
+  // Members that older files lack.
   double fp32_flops_per_second = 0.0;    // of measured_spec(fp32); 0: not measured
   double memory_bytes_per_second = 0.0;  // read by one rank with all of its threads; 0: not measured
-  std::string kernel = {};               // that flops_per_second was measured with; empty: the first of its backend
+  std::string kernel = {};               // with which flops_per_second was measured; empty: the first of its backend
   // Whether flops_per_second is that of a job (job_machine()), not of measured_spec(). Not in files.
   bool of_job = false;
 
   bool operator==(const MachineModel&) const = default;
 };
 
-// The attention whose speed a machine model has: 8 query heads, 2 K/V heads of 128 dims, causal.
+// The attention for which a machine model states the speed: 8 query heads, 2 K/V heads of 128 dims, causal.
 AttentionSpec measured_spec(Dtype dtype);
 
 // The assumed machine model of a kernel that computes `flops_per_second`, if none was measured. Constant, so that plans
@@ -39,8 +39,8 @@ AttentionSpec measured_spec(Dtype dtype);
 MachineModel default_machine(const KernelEntry& kernel, double flops_per_second);
 MachineModel default_machine(const KernelEntry& kernel, const Backend& backend);
 
-// What a measured machine computes in the time in which the default one computes 1: its speed for `dtype` over that of
-// the kernel it was measured with. 1 if nothing was measured. `kernel` is any that runs on `backend`.
+// How much faster a measured machine is than the default: its speed for `dtype` divided by the default speed of the
+// kernel that it was measured with. 1 if nothing was measured. `kernel` is any kernel that runs on `backend`.
 double machine_factor(const MachineModel& given, const KernelEntry& kernel, Dtype dtype, const Backend& backend);
 
 // Bytes that a host rank of `threads` threads reads in a second: the measured rate, or an assumed one.
@@ -58,8 +58,9 @@ MachineModel job_machine(const MachineModel& given, const KernelRow<AttentionSpe
 // Queries of a rank among `world`, rounded up.
 std::int64_t tokens_of_rank(const Batch& batch, int world);
 
-// Parses a file with the members of MachineModel: TOML if `path` ends in ".toml", else JSON. Throws kFile for other
-// members, for missing ones that files have always had, and for numbers that aren't positive (latency: negative).
+// Parses a file with the members of MachineModel: TOML if `path` ends in ".toml", else JSON. Throws kFile for unknown
+// members, for missing members (except those that older files lack), and for numbers that aren't positive (latency:
+// that are negative).
 MachineModel parse_machine_model(std::string_view text, const std::string& path);
 MachineModel read_machine_model(const std::string& path);
 

@@ -21,8 +21,7 @@ struct WorldMessagePart {
   int owner = 0;
   std::int64_t row = 0;  // of the owner's shard
   std::int64_t rows = 0;
-  std::int32_t receivers =
-      0;  // index into WorldMessageParts::sets; the owner counts as no receiver, even if in the set
+  std::int32_t receivers = 0;  // index into WorldMessageParts::sets; the owner is no receiver, even if it is in the set
   // True: each receiver forwards the rows to the next receiver up the ring, in rounds first_round, first_round + 1, ….
   // False: the owner sends them to each receiver in round 0.
   bool chain = false;

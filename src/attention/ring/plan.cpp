@@ -242,8 +242,8 @@ void check_layout(const Batch& batch, const JobLayout& layout) {
 
 }  // namespace
 
-// What the plans of all ranks have in common, of one direction: keys that are sent to queries, or with both exchanged
-// (queries_to_keys()) queries that are sent to keys.
+// What the plans of all ranks have in common in one direction: keys that are sent to queries, or queries that are sent
+// to keys. For the latter, queries_to_keys() exchanges the two.
 struct Planner::Direction {
   Direction(RingWork the_work, const JobLayout& the_layout, const KernelShape& the_kernel)
       : work(std::move(the_work)),

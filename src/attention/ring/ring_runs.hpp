@@ -57,7 +57,7 @@ class RingRuns {
     // Called if blocks are exchanged: returns the rank's own rows, dense, ordered on the run's stream.
     std::function<StreamRows()> shard;
     RunMode mode = RunMode::kWhole;
-    bool copies_shard = false;  // the step reads the copy made by shard(), so one rank calls it, too
+    bool copies_shard = false;  // the step reads the copy made by shard(), so shard() is called on one rank, too
   };
 
   // All arguments outlive the object.

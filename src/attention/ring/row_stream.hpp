@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row streams: the tensors of which rows are sent around the ring. Attention has two, K and V. MLA has two, latent and
+// Row streams: the tensors whose rows are sent around the ring. Attention has two, K and V. MLA has two, latent and
 // rotary key. A compressed tensor has those of its format. The backward pass also sends rows of queries. Plans,
 // workspaces and transfers only know sizes.
 #pragma once
@@ -15,7 +15,7 @@ namespace ringattn {
 struct RowStream {
   std::string name;              // for messages
   std::int64_t token_bytes = 0;  // of one row, which belongs to one token
-  bool queries = false;          // rows of queries, sent to keys; otherwise of keys, sent to queries
+  bool queries = false;          // true: rows of queries, sent to keys; false: rows of keys, sent to queries
 
   bool operator==(const RowStream&) const = default;
 };

@@ -15,9 +15,9 @@ namespace ringattn {
 // them. Collective.
 int default_host_threads(const Collective& collective);
 
-// The machine model that all ranks plan with: `own`, which job_machine() makes of `given`, at the slowest rank's rate.
-// Ranks may have unequal shares of their hosts, but need one plan. Ranks that were given different rates keep their
-// own, and the comparison of their configurations refuses them. Collective.
+// The machine model with which all ranks plan: `own`, which job_machine() makes of `given`, but with the rate of the
+// slowest rank. Ranks may have unequal shares of their hosts, but need one plan. Ranks that were given different rates
+// keep their own, and the comparison of their configurations refuses them. Collective.
 MachineModel common_machine(const Collective& collective, const MachineModel& given, MachineModel own);
 
 // Sends one byte from every rank to every rank. Transports map memory and create their channels at first use, which

@@ -44,7 +44,7 @@ std::int64_t sum(const SequenceList& sequences, const Length& length) {
 
 void check_cumulative(std::string_view name, std::span<const std::int64_t> cu) {
   if (cu.size() < 2 || cu[0] != 0) {
-    fail(ErrorCode::kFile, fmt::format("{} is no list of cumulative lengths", name),
+    fail(ErrorCode::kFile, fmt::format("{} is not a list of cumulative lengths", name),
          cu.empty()      ? "it is empty"
          : cu.size() < 2 ? "it has one entry"
                          : fmt::format("it starts with {}", cu[0]),

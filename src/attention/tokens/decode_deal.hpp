@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks partition decode. Each rank owns the sequences whose results it gets. Its part is what it keeps in its
-// cache and attends to, for all query tokens: a range of sequences, of these a range of K/V heads, and of these every
-// n-th KV split.
+// cache and attends to, for all query tokens: a range of the sequences, a range of their K/V heads, and every n-th KV
+// split of those.
 //
 // Without a block mask ranks partition KV splits. With a block mask, a KV split has 64 of the mask's key tiles, from
 // anywhere in the sequence, and is computed as a whole. A rank then keeps all keys of a head, and ranks partition
@@ -38,20 +38,20 @@ struct DecodeDeal {
   bool operator==(const DecodeDeal&) const = default;
 };
 
-// Maximum number of parts of the K/V heads. Heads that share a mask of several stay together. All heads stay together
-// if a step selects one mask for all of them (`selects_blocks`).
+// Maximum number of parts into which the K/V heads are divided. If there are several masks, heads that share one stay
+// together. If a step selects one mask for all heads (`selects_blocks`), all stay together.
 int max_head_parts(const AttentionSpec& spec, bool selects_blocks);
 
-// How `ranks` ranks partition decode steps. most(deal) is the work of the rank with most of it. Without a block mask KV
-// splits are partitioned. With one, sequences are partitioned, which need no exchange, and heads, in as many parts as
-// still reduce the largest rank's work by a tenth or more each.
+// How `ranks` ranks partition decode steps. most(deal) is the work of the rank with the most work. Without a block
+// mask, KV splits are partitioned. With one, sequences are partitioned, which needs no exchange, and then heads: a
+// number of head parts is chosen only if it reduces the largest rank's work by a tenth or more.
 DecodeDeal deal_decode(const AttentionSpec& spec, bool selects_blocks, int ranks,
                        const std::function<std::int64_t(const DecodeDeal&)>& most);
 // The same for up to `sequences` sequences of equal work.
 DecodeDeal deal_decode(const AttentionSpec& spec, bool selects_blocks, std::int64_t sequences, int ranks);
 
-// "groups", "K/V heads", "sequences" or "sequences and K/V heads": the partitioned axes. For one
-// rank "groups".
+// The partitioned axes: "groups" (KV splits, also with one rank), "K/V heads", "sequences" or "sequences and K/V
+// heads".
 std::string_view deal_name(const DecodeDeal& deal);
 
 // The sequences whose rows rank `rank` merges and outputs: contiguous, in order of rank, and

@@ -23,7 +23,8 @@ bool are_equally_long(const SequenceList& sequences);
 // Pages of 64 tokens for a cache of sequences of unequal lengths. A dense cache would need the longest length for each.
 // Null if the table would have too many entries.
 std::shared_ptr<const PageTable> pages_of_unequal(const Batch& batch);
-// Sequences whose queries see every key, at any position from their end on, moved to their end.
+// The same sequences, but queries after all keys that see every key are moved to the end of the keys, which changes
+// nothing that they see.
 SequenceList aligned_to_end(const SequenceList& sequences, const Mask& mask);
 
 struct QueryWithoutKey {

@@ -57,7 +57,7 @@ std::int64_t state_bytes(const SsmSpec& spec);
 // Bytes that a sequence passes on to the next rank: its state; for a convolution only, its halo.
 std::int64_t carried_bytes(const SsmJob& job);
 std::string_view carried_name(const SsmJob& job);  // "final_states", "final_conv_state"
-std::string_view rows_name(const SsmSpec& spec);   // of the result: "y", "out"
+std::string_view rows_name(const SsmSpec& spec);   // name of the result: "y", "out"
 // View of the carried data of `sequences` sequences in a file: [sequences, heads, head_dim · state_dim], or [sequences,
 // channels, width − 1].
 TensorView carried_view(const SsmJob& job, const void* data, std::int64_t sequences);

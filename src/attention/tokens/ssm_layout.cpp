@@ -119,7 +119,7 @@ Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vecto
     for (const TokenRun& run : layout.runs(rank)) {
       if (run.begin % unit.tokens == 0) continue;  // then the run before it ends there, too
       fail(ErrorCode::kUsage, fmt::format("rank {} begins at token {} of sequence {}", rank, run.begin, run.sequence),
-           fmt::format("it is no multiple of {}, so two ranks would share a {}", unit.tokens, unit.name),
+           fmt::format("it is not a multiple of {}, so two ranks would share a {}", unit.tokens, unit.name),
            fmt::format("Use runs of whole {}s, or omit them and move the rows to the default layout.", unit.name));
     }
   }

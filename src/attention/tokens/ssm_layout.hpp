@@ -15,16 +15,16 @@
 
 namespace ringattn {
 
-// What ranks have whole ones of.
+// What is never divided between ranks.
 struct ScanUnit {
-  std::int64_t tokens = 0;  // from multiples of this, counted from the sequence's first token
+  std::int64_t tokens = 0;  // units begin at multiples of this, counted from the sequence's first token
   std::string_view name;    // in messages
   std::string_view op;      // in messages, with its article
 };
 
 inline constexpr ScanUnit kSsmUnit{kSuperSegmentTokens, "super-segment", "an SSM"};
 inline constexpr ScanUnit kGatedDeltaUnit{kSegmentTokens, "segment", "a gated delta rule"};
-// A convolution's bits depend on no unit, but each run needs the width − 1 tokens that the next one reads.
+// A convolution's bits do not depend on units, but each run needs the width − 1 tokens that the next one reads.
 inline constexpr ScanUnit kConv1dUnit{kSegmentTokens, "segment", "a causal conv1d"};
 
 // The unit of a job. Messages name the job's op.

@@ -204,7 +204,7 @@ class Connector {
     for (auto at = pending_.begin(); at != pending_.end();) at = handle(*at) ? pending_.erase(at) : std::next(at);
   }
 
-  // Returns true if a pending connection is finished with.
+  // Returns true if a pending connection needs no further handling.
   bool handle(PendingConnection& pending) {
     const bool open = pending.wire.move(kMaxFrame);
     const std::optional<WireFrame> frame = pending.wire.take();

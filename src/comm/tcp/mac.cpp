@@ -106,7 +106,7 @@ bool is_same_mac(const Mac&, std::string_view) { return false; }
 Nonce make_nonce() {
   Nonce nonce{};
   if (::getentropy(nonce.data(), nonce.size()) != 0) {
-    fail(ErrorCode::kInternal, "the system gives no random bytes", "getentropy() fails");
+    fail(ErrorCode::kInternal, "the system returned no random bytes", "getentropy() fails");
   }
   return nonce;
 }

@@ -40,7 +40,7 @@ std::string read_secret_file(const std::string& path) {
   }
   struct stat status = {};
   if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    refuse("it is no regular file", "Write the secret into a file of its own.");
+    refuse("it is not a regular file", "Write the secret into a file of its own.");
   }
   if ((status.st_mode & 077) != 0) {
     refuse(fmt::format("others than its owner can use it: its mode is {:03o}", status.st_mode & 0777U),

@@ -50,7 +50,7 @@ void StoreAcceptor::go_on() {
   for (auto at = pending_.begin(); at != pending_.end();) at = handle(*at) ? pending_.erase(at) : std::next(at);
 }
 
-// Returns true if a pending connection is finished with: it has joined, was refused, or is not a rank.
+// Returns true if a pending connection needs no further handling: it has joined, was refused, or is not a rank.
 bool StoreAcceptor::handle(PendingConnection& pending) {
   const bool open = pending.wire.move(kMaxHandshake);
   const std::optional<WireFrame> frame = pending.wire.take();

@@ -117,7 +117,7 @@ class StoreConnection final : public Store {
     std::optional<WireFrame> frame;
     while (!(frame = wire_.take())) {
       if (attempt.expired() || deadline.expired()) {
-        why_not_ = "no proof came that rank 0 knows the secret";
+        why_not_ = "rank 0 did not prove that it knows the secret";
         return false;
       }
       pollfd socket = wire_.interest();

@@ -271,7 +271,7 @@ bool TcpTransportContext::frame_received(int peer, const FrameHead& head, std::s
   if (ended_worlds_.contains(head.world)) return true;
   TcpWorldState& world = find_world(head.world);
   if (head.kind == FrameKind::kGather) return gather_received(world, peer, head, std::move(body));
-  // Only kReady is left.
+  // Only kReady remains.
   const TcpWorldState::Ready ready{head.total, head.shape};
   if (head.number < world.waited) return true;  // given up
   const auto index = static_cast<std::size_t>(head.number - world.waited);

@@ -29,7 +29,7 @@ void PositionCheck::next(std::span<const std::int32_t> rows) {
       const bool inside = position >= 0 && position < sequences_[sequence_].whole;
       if (!inside || (key_ > 0 && position <= before_[head])) {
         fail(code_, fmt::format("{} [{}, {}] is {}", name_, token_, head, position),
-             inside ? fmt::format("the key before it, of sequence {} and head {}, stands at {}", sequence_, head,
+             inside ? fmt::format("the key before it, of sequence {} and head {}, is at {}", sequence_, head,
                                   before_[head])
                     : fmt::format("sequence {} had {} tokens before some were evicted", sequence_,
                                   sequences_[sequence_].whole),

@@ -5,9 +5,10 @@
 //   P = exp2(S · c − LSE · log2 e)    dP = dO · Vᵀ    delta = rowsum(dO ∘ O) − dLSE    dS = P ∘ (dP − delta)
 //   dQ = softmax_scale · dS · K       dK = softmax_scale · dSᵀ · Q                     dV = Pᵀ · dO
 //
-// S are the forward's own scores, also its softcap. With softcap, dS has the factor 1 − (s / softcap)², s the capped
-// score. P and dS of a pair that the mask excludes are 0. P and dS are rounded once to the input dtype before they are
-// multiplied; softmax_scale is applied once, in fp32, before the gradient's only rounding.
+// S is the forward's score, after softcap if there is one. With softcap, dS has the factor 1 − (s / softcap)², where s
+// is the capped score. P and dS of a pair that the mask excludes are 0. P and dS are rounded once to the input dtype
+// before they are multiplied; softmax_scale is applied once, in fp32, before the gradient is rounded, which is its only
+// rounding.
 //
 // Order of the sums:
 // - dQ of a query: within a KV split of kBackwardKvSplit keys, counted from the sequence's first key, keys ascending,
@@ -15,14 +16,14 @@
 // - dK and dV of a key: within a query split of backward_query_split() positions, counted from position 0, tiles of
 //   kBackwardTile positions ascending, in each tile the query heads of the KV head ascending, from zero. Splits are
 //   added in fp32, ascending.
-// The first split is stored, not added to zeros. A split in which no tile is visible contributes nothing. How the sum
-// within a split is formed (one chain, or sums of tiles of a fixed size) is the kernel's own, as its instructions are.
+// The first split is stored, not added to zeros. A split in which no tile is visible contributes nothing. Each kernel
+// fixes how it forms the sum within a split (one chain, or sums of tiles of a fixed size).
 //
 // Positions are key positions: query i of a sequence is at position i + q_offset, which may be negative. Tiles of
 // queries begin at multiples of kBackwardTile positions, so the first one of a sequence may hold fewer queries.
 //
-// A gradient row is a pure function of the row, its sequence's tensors and the spec, as attention.hpp says of the
-// forward. Kernels don't know about ranks.
+// A gradient row is a pure function of the row, its sequence's tensors and the spec, just as a row of the forward is
+// (attention.hpp). Kernels don't know about ranks.
 #pragma once
 
 #include <algorithm>
@@ -116,8 +117,8 @@ struct BackwardQuerySource {
   const float* stats = nullptr;  // [rows, heads, kRowStats]
 };
 
-// What the tasks of dQ and of dK and dV have in common. Spans are read before the call returns; memory behind views and
-// `state` lives until the stream has completed the task.
+// Members that the tasks of dQ and of dK and dV share. Spans are read before the call returns; the memory behind views
+// and `state` must live until the stream has completed the task.
 struct BackwardTask {
   std::span<const BackwardSequence> sequences;
   // The rank's rows whose gradient is computed. dQ: queries at positions `position`, …. dK and dV: keys `position`, ….
@@ -147,7 +148,7 @@ struct DkvTask : BackwardTask {
   TensorView k;  // [rows, kv_heads, head_dim]
   TensorView v;  // [rows, kv_heads, head_dim_v]
   std::span<const BackwardQuerySource> sources;
-  // Both or neither; as DqTask::dq.
+  // Either both are null or neither is; see DqTask::dq.
   const MutableTensorView* dk = nullptr;  // [rows, kv_heads, head_dim]
   const MutableTensorView* dv = nullptr;  // [rows, kv_heads, head_dim_v]
 };
@@ -156,7 +157,7 @@ struct DkvTask : BackwardTask {
 enum class ScoreSharing {
   kNever,       // it is not called
   kIfFaster,    // by speed on an H200
-  kIfPossible,  // for tests: also where it is slower, and with less memory
+  kIfPossible,  // for tests: even if it is slower, and with less memory
 };
 
 // Upper bounds over all tasks, of dQ and of dK and dV.
@@ -191,8 +192,8 @@ class AttentionBackwardKernel {
   virtual void sum_rows(const RowSumsTask& task, Stream stream) = 0;
   virtual void add_dq(const DqTask& task, Stream stream, const Progress& progress) = 0;
   virtual void add_dkv(const DkvTask& task, Stream stream, const Progress& progress) = 0;
-  // Both tasks, which are of the same pairs: the rows of each are in the tiles of the other. A kernel may compute the
-  // scores once for both. The bits are those of two calls, so that the choice may depend on anything.
+  // Runs both tasks, which have the same pairs: the rows of each are in the tiles of the other. A kernel may compute
+  // the scores once for both. The bits are those of two separate calls, so a kernel is free to choose.
   virtual void add_dq_and_dkv(const DqTask& dq, const DkvTask& dkv, Stream stream, const Progress& progress) {
     add_dq(dq, stream, progress);
     add_dkv(dkv, stream, progress);

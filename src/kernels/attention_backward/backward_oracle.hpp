@@ -99,8 +99,8 @@ struct BackwardOracleInputs {
   RowView dlse;     // [rows, heads]; null data: 0
   std::int64_t q_offset = 0;
   const float* sinks = nullptr;  // [heads], with AttentionSpec::sinks
-  // The forward's results, from which P and delta are computed as the kernels do. Null data of `out`: both are computed
-  // in fp64 from q, k and v.
+  // The forward's results, from which P and delta are computed as in the kernels. If `out` has null data, both are
+  // computed in fp64 from q, k and v.
   TensorView out{};  // [rows, heads, head_dim_v]
   RowView lse{};     // [rows, heads]
 };

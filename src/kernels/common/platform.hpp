@@ -31,7 +31,7 @@ namespace cuda {
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
 // No driver, no GPU, or a GPU older than sm_80.
 std::string cuda_unavailable();
-// The same, or a GPU that is no sm_90: sm_90a code runs on no other.
+// The same, or a GPU that is not sm_90: sm_90a code runs on no other.
 std::string hopper_unavailable();
 
 }  // namespace cuda

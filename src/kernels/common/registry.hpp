@@ -21,7 +21,7 @@
 
 namespace ringattn {
 
-// Tokens of a job so long that its length does not change a kernel's speed.
+// Stands for a job that is so long that its length does not change a kernel's speed.
 inline constexpr std::int64_t kManyTokens = std::numeric_limits<std::int64_t>::max();
 
 // The fields that every kernel's entry has, whatever its op.
@@ -29,12 +29,12 @@ struct KernelEntry : KernelPlatform {
   std::string_view name;      // e.g. "cpu_attention"; starts with the architecture
   std::string_view supports;  // one line for people: dtypes, dims, masks
   // Default estimate of the kernel's speed on a backend, in flop/s as job_flops() counts them, used when there is no
-  // measurement. Time estimates and block sizes depend on it, so it must be the same in every run. Attention's are
-  // those of measured_spec() (attention/ring/machine_model.hpp) in bf16.
+  // measurement. Time estimates and block sizes depend on it, so it must be the same in every run. For attention
+  // kernels it is the speed for measured_spec() (attention/ring/machine_model.hpp) in bf16.
   double (*flops_per_second)(const Backend& backend);
-  // One line for each shape that it is compiled for, saying how it computes it. Null: all shapes alike.
+  // One line for each shape that the kernel is compiled for, saying how that shape is computed. Null: all shapes alike.
   std::vector<std::string> (*configs)() = nullptr;
-  bool amx_bf16 = false;  // bf16 uses AMX tiles where the backend has them, so that bits depend on it
+  bool amx_bf16 = false;  // bf16 uses AMX tiles if the backend has them, which affects its bits
 };
 
 // The device model and instruction set that a kernel's bits depend on, for inputs of `dtype`.
@@ -48,8 +48,8 @@ struct KernelRow : KernelEntry {
   std::vector<std::string> (*missing)(const Spec& spec);
   // `backend` was created by this entry's make_backend and outlives the kernel.
   std::unique_ptr<typename Spec::Kernel> (*make_kernel)(const Spec& spec, Backend& backend);
-  // flops_per_second() for the dtype and dims of `spec`, where `tokens` are computed together (kManyTokens: so many
-  // that their number does not matter). Null: all alike.
+  // flops_per_second() for the dtype and dims of `spec` if `tokens` are computed together (kManyTokens: so many that
+  // their number does not matter). Null: the speed is the same for all specs.
   double (*spec_flops_per_second)(const Spec& spec, const Backend& backend, std::int64_t tokens) = nullptr;
 
   double speed(const Spec& spec, const Backend& here, std::int64_t tokens = kManyTokens) const {
@@ -90,7 +90,7 @@ struct KernelChoice {
   std::string reason;  // e.g. "first of 1 that can: cpu_attention (bf16, head_dim 128, causal)"
 };
 
-// Whether the kernel must run on this machine, or the question is about another one.
+// Whether the kernel must be able to run on this machine, or may need another one.
 enum class KernelScope { kThisMachine, kAnyMachine };
 
 // The op-independent part of choose_kernel(): returns the index of one of `rows`, and why. `missing(i)` returns what

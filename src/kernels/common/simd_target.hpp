@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The SIMD target of the CPU kernels: which of the instruction sets that they are compiled for they use. It is one for
-// the process, because Highway dispatches all threads by one mask. By default it is the best one that the processor
-// has; hosts of different kinds compute the same bits if a user sets one that all of them have.
+// The SIMD target of the CPU kernels: the instruction set that they use, out of those that they are compiled for. It is
+// the same for the whole process, because Highway dispatches all threads by one mask. By default it is the best one
+// that the processor has. Hosts of different kinds compute the same bits if the user sets a target that all of them
+// have.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,8 @@ const std::vector<std::string>& simd_target_names();
 // Those that this processor and build can run, best first, without "auto".
 std::vector<std::string> simd_target_names_here();
 
-// Restricts the CPU kernels of this process to a target, or no longer ("auto"). Replaces RINGATTN_SIMD_TARGET, which
-// holds if nobody calls it. Throws kUsage for an unknown name, and while a CPU backend with another target exists, and
+// Restricts the CPU kernels of this process to a target, or removes the restriction ("auto"). Takes precedence over
+// RINGATTN_SIMD_TARGET. Throws kUsage for an unknown name and while a CPU backend with another target exists, and
 // kUnsupported if the processor lacks the target.
 void set_simd_target(std::string_view name);
 
@@ -38,13 +39,13 @@ std::string simd_target();
 
 namespace cpu {
 
-// The mechanism, without checks: restricts Highway's dispatch and AMX. Nothing: the best target of the processor.
+// Restricts Highway's dispatch and AMX, without any checks. nullopt: the best target of the processor.
 void use_simd_target(const std::optional<SimdTarget>& target);
 
 // Applies RINGATTN_SIMD_TARGET if neither it nor another target has been set. Called before kernels are chosen.
 void apply_simd_target();
 
-// Whether the target in use has AMX tiles, on a processor that may have none.
+// Whether the target in use includes AMX tiles. The processor need not have them.
 bool amx_in_use();
 
 // Counts CPU backends, so that set_simd_target() does not change the target of one.

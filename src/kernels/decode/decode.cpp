@@ -75,7 +75,7 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
   check_rows("q", step.q, attention.dtype, step.q.tokens, attention.heads, attention.head_dim);
   if (step.partials.data == nullptr) {
     check_output(attention, step.output, step.q.tokens);
-    if (!step.partition.is_whole()) refuse("a partition of the keys gives whole rows", "it leaves partials");
+    if (!step.partition.is_whole()) refuse("whole rows are requested of a partition", "it gives partials");
   } else if (step.partition.stride < 1 || step.partition.first < 0 || step.partition.first >= step.partition.stride) {
     refuse(fmt::format("partition {} of {}", step.partition.first, step.partition.stride),
            "partitions are numbered from 0");

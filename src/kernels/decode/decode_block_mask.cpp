@@ -22,8 +22,8 @@ SplitRow split_row(std::span<const std::int32_t> mask_row, std::int64_t block) {
   return {mask_row.first(at), mask_row.subspan(at)};
 }
 
-// The mask row of a sequence's last rows, before the key blocks that contain them, which it must have; or why there is
-// no such row for a step.
+// The key blocks before the rows' own in the mask row of a sequence's last rows, which must also contain the rows' own
+// key blocks; or the reason why there is no such mask row for a step.
 struct MaskRowOfTokens {
   std::span<const std::int32_t> blocks;
   std::string why;  // empty: there is one

@@ -68,10 +68,10 @@ constexpr KernelRow<DecodeSpec> latent_row(std::string_view supports) {
 }
 #endif
 
-// Few rows share a tile, so a step takes as long as its keys and values are packed or dequantized, whatever the rows.
-// By AMX they are read where they lie, or dequantized 32 keys at a time. Elements of K and V a second were measured
-// with 1 and 16 threads (bench/notes/attention-portable.md#estimates, decoding.md); fp8, int8 and int4 differ from
-// their common rate by 13 % at most.
+// Few rows share a tile, so the time of a step is that of packing or dequantizing its keys and values, for any number
+// of rows. With AMX, they are read directly from the cache, or dequantized 32 keys at a time. The number of elements of
+// K and V per second was measured with 1 and 16 threads (bench/notes/attention-portable.md#estimates, decoding.md);
+// fp8, int8 and int4 differ from their common rate by at most 13 %.
 double cpu_decode_speed(const DecodeSpec& spec, const Backend& backend, std::int64_t rows) {
   const int threads = static_cast<const cpu::CpuBackend&>(backend).threads();
   const bool amx = spec.attention.dtype == Dtype::kBf16 && cpu::has_amx_bf16();

@@ -43,10 +43,11 @@
 //
 // So a row of o and a final state are pure functions of the sequence's inputs up to there, its initial state and the
 // GatedDeltaSpec. They do not depend on where the task's runs lie in memory, how a sequence is cut into runs, which
-// other rows are computed with it, which heads are computed at a time, how many threads run, or whether M was computed
-// where nobody needs it. A sequence that is cut at a multiple of 2,048 tokens and continued from the first part's final
-// state has the same bits as the uncut sequence. Cut elsewhere, or continued token by token (update()), results are
-// equal except for rounding. An initial state of zeros gives the values of none (zeros may differ in sign).
+// other rows are computed with it, which heads are computed at a time, how many threads run, or whether M was also
+// computed for segments that do not need it. A sequence that is cut at a multiple of 2,048 tokens and continued from
+// the first part's final state has the same bits as the uncut sequence. Cut elsewhere, or continued token by token
+// (update()), results are equal except for rounding. An initial state of zeros gives the same values as none (zeros may
+// differ in sign).
 //
 // With |k| = 1 and β in [0, 2], M does not expand (‖M‖ ≤ 1), so that errors do not grow from segment to segment. A
 // non-finite value affects the rows after it, and may affect rows before it in the same chunk, but never another

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fp64 oracle of the gated delta rule: its recurrence, token by token, sharing no code with the kernels, and a
-// bound of what a kernel's arithmetic (gated_delta.hpp) may lose. Accuracy is measured against it.
+// bound for the error of a kernel's arithmetic (gated_delta.hpp). Accuracy is measured against it.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +36,11 @@ class GatedDeltaOracle {
   // Token `row` of a task's tensors in host memory. The task's runs and o are not used.
   void add(const GatedDeltaTask& task, std::int64_t row, int head);
 
-  // The row of the last token before the last rounding, and how far off it may be: [value_dim].
+  // The row of the last token before the last rounding, and its maximum error: [value_dim].
   const std::vector<double>& o() const { return o_; }
   const std::vector<double>& o_error() const { return o_error_; }
-  // The state, [key_dim, value_dim], and how far off its elements may be: [value_dim], all rows of a column alike.
+  // The state, [key_dim, value_dim], and the maximum error of its elements: [value_dim], the same for all rows of a
+  // column.
   const std::vector<double>& state() const { return state_; }
   std::vector<double> state_error() const;
 

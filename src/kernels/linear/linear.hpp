@@ -14,8 +14,8 @@
 //   adds them, ((0+1)+(2+3))+((4+5)+(6+7)); a leaf without elements is left out. So a device with some leaves sends one
 //   sum for each largest aligned subtree of them (aligned_nodes()), and every number of devices gives the bits of one.
 //   A row-parallel layer has other bits than an ordinary one.
-// How products within a split or leaf are added (a chain of multiply-adds, tensor cores 16 at a time) is the kernel's
-// own, as its instructions are.
+// Each kernel fixes how products within a split or leaf are added (a chain of multiply-adds, or 16 at a time on tensor
+// cores), because its instructions decide that.
 //
 // Formats of weights:
 // - kFloat: W has the dtype of x.
@@ -66,7 +66,7 @@ struct LinearSpec {
   bool bias = false;
   LinearParallel parallel = LinearParallel::kNone;
 
-  // Columns of sums: those of the gate matrix, then those of the up matrix.
+  // Number of sums per row: the columns of the gate matrix, then those of the up matrix.
   std::int64_t sum_columns() const { return gated ? 2 * out_features : out_features; }
   bool operator==(const LinearSpec&) const = default;
 };
@@ -76,7 +76,7 @@ inline constexpr std::int64_t kMaxInt8K = 0x7fffffff / (127 * 128);
 
 // Elements of K that are never divided between leaves.
 constexpr std::int64_t leaf_unit(WeightFormat weights) { return weights == WeightFormat::kInt4 ? kInt4Group : 16; }
-// First element of a leaf, or of what follows the last leaf, of `features` elements.
+// First element of a leaf out of `features` elements. For the leaf after the last one, `features`.
 constexpr std::int64_t leaf_begin(std::int64_t features, std::int64_t unit, int leaf) {
   const std::int64_t units = (features + unit - 1) / unit;
   const std::int64_t begin = leaf * units / kLinearLeaves * unit;
@@ -116,7 +116,7 @@ struct LinearWeights {
   LinearMatrix up;      // gated only
 };
 
-// The weights of a task: [N, K of the task's leaves] as given, and what pack() made of them.
+// The weights of a task: [N, K of the task's leaves] as given, and the output of pack().
 struct LinearOperands {
   LinearWeights weights;
   const void* packed = nullptr;  // null if packed_bytes() is 0
@@ -129,7 +129,7 @@ struct LinearTask {
   MutableTensorView y;  // [rows, 1, N]
 };
 
-// What find_absmax() found in the devices' parts of x. The row's value is the largest, or NaN where one is NaN.
+// Results of find_absmax() for the devices' parts of x. The row's value is the largest of them, or NaN if one is NaN.
 struct LinearAbsmax {
   const float* values = nullptr;  // [parts, rows]
   int parts = 1;
@@ -142,7 +142,7 @@ struct LinearPartialTask {
   LinearOperands weights;
   LeafRange leaves;
   LinearAbsmax absmax;  // kInt8
-  // Written: fp32 [nodes, rows, sum_columns()], nodes as aligned_nodes(leaves) has them. kInt8: int32 [1, rows,
+  // Output: fp32 [nodes, rows, sum_columns()], with the nodes of aligned_nodes(leaves). kInt8: int32 [1, rows,
   // sum_columns()], the sum of all leaves.
   void* sums = nullptr;
 };
@@ -171,8 +171,8 @@ struct LinearSumTask {
   float* sum = nullptr;  // [count], written: node 1. May be one of the nodes.
 };
 
-// The first step of the gradients of a floating-point layer: those of z, from dy and from z as a layer without
-// activation and gate has it (rounded to the dtype). In fp32 with r as above, then rounded once:
+// The first step of the gradients of a floating-point layer: the gradients of z, from dy and from the z of a layer
+// without activation and gate (rounded to the dtype). In fp32 with r as above, then rounded once:
 // - plain: dz = dy · a'(z). Gated, with z of the gate matrix: dz = (dy · u) · a'(z), and du = dy · a(z).
 // - SiLU: a' = r · (1 + z · (1 − r)). GELU (tanh): a' = r + z · r · (1 − r) · dt/dz. GELU (erf): a' = Φ(z) + z · φ(z).
 struct LinearGradientTask {
@@ -204,10 +204,10 @@ class LinearKernel {
   // Enqueue a task on `stream` (device) or run it (host). A task has at most reserve()'s rows.
   virtual void multiply(const LinearTask& task, Stream stream, const Progress& progress) = 0;
 
-  // The steps of a row-parallel layer on several devices. For kInt8, find_absmax() comes first, and each device
-  // gets the results of all. Then add_leaves() on each device, and finish() for the rows that a device is to have. One
-  // device with all leaves has the bits of multiply(). absmax: [rows], max |x| over the given part of K, NaN where a
-  // value is NaN or ∞.
+  // The steps of a row-parallel layer on several devices. For kInt8, find_absmax() comes first, and each device gets
+  // the results of all. Then every device runs add_leaves(), and finish() for the rows of y that it should have. One
+  // device with all leaves has the bits of multiply(). absmax: [rows], max |x| over the given part of K, NaN if a value
+  // is NaN or ∞.
   virtual void find_absmax(const TensorView& x, float* absmax, Stream stream, const Progress& progress) = 0;
   virtual void add_leaves(const LinearPartialTask& task, Stream stream, const Progress& progress) = 0;
   virtual void finish(const LinearFinishTask& task, Stream stream, const Progress& progress) = 0;
@@ -220,7 +220,7 @@ class LinearKernel {
 // "none", "gelu", "gelu_tanh", "silu"; gated "swiglu", "geglu", "geglu_tanh". Empty: a gate without an activation,
 // which no kernel supports.
 std::string_view activation_name(LinearActivation activation, bool gated);
-// Sets both from a name. Returns whether it is one.
+// Sets both from a name. Returns false for an unknown name.
 bool parse_activation(std::string_view name, LinearActivation& activation, bool& gated);
 std::span<const std::string_view> activation_names();
 std::string_view parallel_name(LinearParallel parallel);  // "none", "column", "row"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of the contract of linear.hpp that device code has, too.
+// Constants of the contract in linear.hpp that device code also uses.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@ double activated(double z, LinearActivation activation) {
   return z;
 }
 
-// The row of x as it is multiplied: its values, or integers with a scale.
+// The row of x that is multiplied: its values, or quantized integers with a scale.
 struct OracleInput {
   std::vector<double> values;
   double scale = 1.0;

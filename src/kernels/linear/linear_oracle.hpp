@@ -12,11 +12,11 @@ namespace ringattn {
 
 struct LinearOracleRow {
   std::vector<double> y;        // [N]
-  std::vector<double> allowed;  // [N]: how far a kernel's value may lie from it, its rounding to the dtype included
+  std::vector<double> allowed;  // [N]: maximum error of a kernel's value, including its rounding to the dtype
 };
 
-// The meaning of an int4 weight. kDequantized is what other systems compute: scale · (q − zero) is rounded to the dtype
-// before it is multiplied.
+// How an int4 weight is dequantized. kDequantized is what other systems compute: scale · (q − zero) is rounded to the
+// dtype before it is multiplied.
 enum class Int4Meaning { kExact, kDequantized };
 
 // Row `row` of x, in host memory. kInt8: x is quantized as linear.hpp says, in fp32; sums are integers.

@@ -98,7 +98,7 @@ int shared_heads(const CompressionMethod& method, std::string_view option) {
   const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), heads);
   const bool whole = parsed.ec == std::errc() && parsed.ptr == digits.data() + digits.size();
   if (method.name == kLowRank && option.starts_with(kOption) && whole && heads >= 1) return heads;
-  fail(ErrorCode::kUsage, fmt::format("\"{}\" is no option of {}", option, method.name),
+  fail(ErrorCode::kUsage, fmt::format("\"{}\" is not an option of {}", option, method.name),
        method.name == kLowRank ? "heads=N says how many KV heads share a basis"
                                : fmt::format("methods have none but {}, whose heads=N shares bases", kLowRank),
        fmt::format("Try {}:heads=2, or a full format string such as \"{}\".", kLowRank, kWords));

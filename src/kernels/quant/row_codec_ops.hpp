@@ -13,8 +13,8 @@ struct RowCodecOps {
   // wide[i] = values[i] · scale, of e4m3 and int8.
   void (*dequantize_fp8)(const std::byte* values, float scale, std::int64_t count, float* wide);
   void (*dequantize_int8)(const std::byte* values, float scale, std::int64_t count, float* wide);
-  // wide[i] = dequantize_int4(value i, scales[i], zeros[i]), where a byte holds two values. Then with one scale and
-  // zero point for all.
+  // wide[i] = dequantize_int4(value i, scales[i], zeros[i]). A byte holds two values. The second function has one scale
+  // and zero point for all values.
   void (*dequantize_int4)(const std::byte* pairs, const float* scales, const float* zeros, std::int64_t count,
                           float* wide);
   void (*dequantize_int4_group)(const std::byte* pairs, float scale, float zero, std::int64_t count, float* wide);

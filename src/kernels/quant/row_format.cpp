@@ -312,7 +312,7 @@ RowFormat parse_row_format(std::string_view text) {
     }
     at += 2;
   }
-  if (at != words.size()) refuse_text(text, fmt::format("\"{}\" says nothing here", shortened(words[at], 80)));
+  if (at != words.size()) refuse_text(text, fmt::format("\"{}\" has no meaning here", shortened(words[at], 80)));
   return format;
 }
 

@@ -120,7 +120,7 @@ struct FormatTable {
 inline constexpr int kMaxStreams = 4;
 inline constexpr int kMaxTables = 2;
 
-// Shape of what shares a basis: a group of heads counts as one head with the channels of all its heads.
+// The shape of the rows that share a basis: a group of heads counts as one head with the channels of all its heads.
 RowShape low_rank_shape(const RowFormat& format, const RowShape& shape);
 
 // Streams and tables in the order of the table above. `sequences` is the batch's, for tails.
@@ -140,7 +140,7 @@ struct RowEncodingEntry {
   RowEncoding encoding;
   std::string_view name;   // in files and messages: "fp8", "int4_channel"
   std::string_view about;  // one line for people
-  // What the format and the tensor's shape contradict, one string each. Empty: they match.
+  // Contradictions between the format and the tensor's shape, one string each. Empty: they match.
   std::vector<std::string> (*missing)(const RowFormat& format, const RowShape& shape);
 };
 std::span<const RowEncodingEntry> row_encodings();

@@ -14,10 +14,10 @@ namespace ringattn {
 inline constexpr std::int64_t kStagedTokens = std::int64_t{1} << 15;
 
 // Backend::compress() and decompress() for views of host memory with dense streams and runs in the order of their rows.
-// They wait. A task's fault cell is in host memory, and nothing is processed after the first block with an invalid
-// element. Low-rank formats use a LowRankCodec, whose reports compress_staged() passes on; after a non-finite product
-// it still searches for a non-finite factor. Throw kMemory if the backend has no memory for a block, and kPeer if it
-// does not answer.
+// They wait. A task's InvalidElementCell is in host memory, and nothing is processed after the first block with an
+// invalid element. Low-rank formats use a LowRankCodec, whose reports compress_staged() passes on; after a non-finite
+// product it still searches for a non-finite factor. Throw kMemory if the backend has no memory for a block, and kPeer
+// if it does not answer.
 void compress_staged(Backend& backend, const CompressTask& task);
 void decompress_staged(Backend& backend, const DecompressTask& task);
 // Backend::compute_absmax() for host memory.

@@ -86,7 +86,7 @@ std::size_t gram_numbers(const RowFormat& format, const RowShape& shape) {
   return static_cast<std::size_t>(ranked.heads * ranked.dim * ranked.dim);
 }
 
-// Reports what LowRankCodec has found.
+// Throws an error for the invalid element that a LowRankCodec has found.
 [[noreturn]] void refuse_ranked(std::string_view name, const RowFormat& format, const RowShape& shape,
                                 InvalidElement invalid, ErrorCode code) {
   const std::string of = invalid.part == kInvalidFactor ? fmt::format("{}_factors", name)

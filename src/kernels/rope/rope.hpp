@@ -8,14 +8,15 @@
 // The elements from rotary_dim on are copied. The inverse has −sin in place of sin. It maps gradients of y to gradients
 // of x: the transpose, which keeps attention_factor.
 //
-// A row of y is a pure function of the row of x, its positions and the spec, and its bits are these (NaNs aside):
+// A row of y is a pure function of the row of x, its positions and the spec. Its bits are defined as follows (except
+// for NaNs):
 // - Frequencies are numbers of the spec (rope_frequencies.hpp): fp32 values or, if `exact`, fp64.
 // - angle = fl32(fl32(p) · frequency), as Hugging Face computes it: at 2M positions it is up to 0.06 rad from the exact
 //   product. If `exact`: fl64(p · frequency), within 2^-22 rad for |p| up to 2^31.
 // - cos and sin: sin_cos() (rope_angle.hpp) in fp64, rounded to fp32, and multiplied by attention_factor in fp32. No
 //   function of libm or of a GPU's is called, so every SIMD target, thread, GPU and build has the same bits.
 // - Each product above is rounded to fp32, then their sum, then y once to its dtype: the operations of Hugging Face's
-//   apply_rotary_pos_emb in fp32, in its order. So its bits in fp32 are these, where its cos and sin are.
+//   apply_rotary_pos_emb in fp32, in its order. So its fp32 results are equal if its cos and sin are.
 // NaN and ∞ reach the other element of their pair, at angle 0 too, and no other element.
 //
 // cos and sin are computed in the kernel, once for each token and pair of all heads: a table of 2M positions would be
@@ -62,7 +63,7 @@ struct RopeSpec {
   bool operator==(const RopeSpec&) const = default;
 };
 
-// What rotates one row, as plain data for launches.
+// Parameters of the rotation of a row, as plain data for launches.
 struct RowRotation {
   const double* frequencies = nullptr;  // [pairs], in the kernel's kind of memory
   std::int32_t pairs = 0;
@@ -100,9 +101,9 @@ struct RopeTask {
   bool inverse = false;
 };
 
-// cos and sin of tokens, for kernels that rotate rows as they load them. A pair (1, 0) is rotated to (cos, sin) without
-// a rounding, so the rotation of the row angle_basis() by angle_spec() is a token's angles: [rotary_dim] in fp32, those
-// of a pair where the spec has its elements.
+// cos and sin of tokens, for kernels that rotate rows as they load them. angle_basis() is a row whose pairs are all (1,
+// 0). RoPE by angle_spec() rotates these to (cos, sin), without rounding. So the rotated row is a token's angles:
+// [rotary_dim] in fp32, with cos and sin of a pair in the places that the spec gives the pair's elements.
 RopeSpec angle_spec(const RopeSpec& spec);
 std::vector<float> angle_basis(const RopeSpec& spec);  // [rotary_dim]
 

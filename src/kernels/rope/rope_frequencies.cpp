@@ -22,7 +22,7 @@ constexpr std::string_view kTypeNames[] = {"default",  "linear", "dynamic",     
   fail(ErrorCode::kUsage, what, why, suggestion);
 }
 
-// Numbers of rope_parameters, by name.
+// Numeric members of RopeParameters, by name.
 struct NumberRow {
   std::string_view name;
   std::optional<double> RopeParameters::*member;
@@ -68,7 +68,7 @@ bool set_flag(bool& flag, std::string_view text) {
   return text == "true" || text == "false";
 }
 
-// Throws where a number that is given is not in its range or not of the type, or one that the type needs is missing.
+// Throws if a given number is out of range or not used by the type, or if a number that the type needs is missing.
 void check_parameters(const RopeParameters& p) {
   const std::string_view type = rope_type_name(p.type);
   for (const NumberRow& row : kNumbers) {
@@ -85,7 +85,7 @@ void check_parameters(const RopeParameters& p) {
   const auto need = [&](std::string_view name, bool given) {
     if (given) return;
     refuse_rope(fmt::format("{} is missing", name), fmt::format("RoPE of type {} needs it", type),
-                "Give it, as the model's rope_parameters have it.");
+                "Give the value in the model's rope_parameters.");
   };
   const bool by_length = p.type == RopeType::kDynamic || p.type == RopeType::kLongrope;
   if (by_length && !p.length) {
@@ -137,7 +137,7 @@ void check_parameters(const RopeParameters& p) {
 
 double exact_log(double x) { return log(DoubleDouble{x}).high; }
 
-// yarn and longrope: the ratio of lengths, where it isn't given.
+// yarn and longrope: the ratio of lengths, unless the factor is given.
 double factor_of(const RopeParameters& p) {
   return p.factor ? *p.factor : *p.max_position_embeddings / *p.original_max_position_embeddings;
 }
@@ -156,8 +156,8 @@ double attention_factor_of(const RopeParameters& p) {
   return p.mscale && p.mscale_all_dim ? mscale(*p.mscale) / mscale(*p.mscale_all_dim) : mscale(1.0);
 }
 
-// The formulas in Real, as PyTorch evaluates them: a number of Python's that meets a tensor becomes Real, and a number
-// divided by a tensor is the number times the reciprocal.
+// The formulas in Real, evaluated as in PyTorch: a Python number in an operation with a tensor becomes Real, and a
+// number divided by a tensor is the number times the reciprocal.
 template <class Real>
 class Frequencies {
  public:
@@ -278,7 +278,7 @@ std::vector<std::uint8_t> axes_of(const RopeParameters& p, int pairs) {
     }
     return axes;
   }
-  // Height has pairs 1, 4, … and width 2, 5, …, as many as their sections say; time has the others.
+  // Height has pairs 1, 4, …, and width has pairs 2, 5, …, as many as their sections say. Time has the others.
   for (std::size_t axis = 1; axis < p.mrope_section.size(); ++axis) {
     for (std::int64_t i = 0; i < p.mrope_section[axis]; ++i) {
       const auto pair = axis + 3 * static_cast<std::size_t>(i);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frequencies of RoPE by its parameters, with the names and formulas of Hugging Face's rope_parameters
-// (transformers/modeling_rope_utils.py). Frequencies are computed in fp32 step by step, as there; each power, which
-// PyTorch computes within 1 ulp by whatever its CPU has, is correctly rounded here. Logarithms and powers come from
-// double-double arithmetic of this project, not from libm. With `exact` all steps are fp64.
+// Frequencies of RoPE from its parameters, with the names and formulas of Hugging Face's rope_parameters
+// (transformers/modeling_rope_utils.py). Frequencies are computed in fp32 step by step, as there. Powers are correctly
+// rounded, while PyTorch's depend on the CPU and are within 1 ulp. Logarithms and powers are computed in this project's
+// double-double arithmetic, not by libm. With `exact` all steps are fp64.
 #pragma once
 
 #include <cstdint>
@@ -47,12 +47,12 @@ struct RopeParameters {
 // Sets a parameter by its Hugging Face name, or "length", from text: a number, true, false, or numbers with ':' between
 // them. Returns whether there is such a parameter and it takes the text.
 bool set_rope_parameter(RopeParameters& parameters, std::string_view name, std::string_view text);
-// The same of pairs with ',' between them, "factor=8,low_freq_factor=1". Returns the first pair that isn't taken;
-// empty: all were.
+// The same for pairs that are separated by ',', e.g. "factor=8,low_freq_factor=1". Returns the first pair that was
+// rejected, or an empty text if all were accepted.
 std::string_view set_rope_parameters(RopeParameters& parameters, std::string_view text);
 std::string_view rope_parameter_names();  // with ", " between them
 
-// Throws kUsage, naming the parameter, where one is missing, contradicts the others, or isn't used by the type.
+// Throws kUsage, naming the parameter, if one is missing, contradicts the others, or isn't used by the type.
 RopeSpec make_rope_spec(const RopeParameters& parameters, Dtype dtype, int head_dim, RopePairs pairs, bool exact);
 
 }  // namespace ringattn

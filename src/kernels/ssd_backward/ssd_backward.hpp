@@ -34,12 +34,12 @@
 //        dC_i = Σ_heads (Σ_{j ≤ i} (g_i · x_j) · a(tokens j + 1 … i) · dt_j · B_j + a(tokens up to i) · Sᵀ · g_i)
 //        q_t  = Σ_{j < t ≤ i} w_ij + Σ_{i ≥ t} a(tokens up to i) · g_i · S · C_i
 //               + Σ_{j < t} a(tokens after j) · dt_j · x_j · G · B_j + a(chunk) · ⟨S, G⟩
-//      q is a sum of these terms, each with its decay, and never a difference of long sums: it stays exact where states
-//      are forgotten. (The last term may be computed from that of the next chunk of the segment.)
+//   q is a sum of these terms, each with its decay, and never a difference of long sums, so it stays exact for states
+// that are forgotten. (The last term may be computed from that of the next chunk of the segment.)
 //
-// Sums of log-decays over segments are from zero at the end of the super-segment in 2, descending. The others are those
-// of ssm.hpp. Sums over tokens of a segment, over dims and over states, and what is rounded to the dtype as a factor of
-// a product, are each kernel's own, but always the same.
+// Sums of log-decays over segments in 2 start from zero at the end of the super-segment, descending. All others are
+// those of ssm.hpp. Each kernel fixes its sums over tokens of a segment, over dims and over states, and which factors
+// of a product are rounded to the dtype.
 //
 // Sums beyond a segment and a head have a fixed order:
 // - dB and dC: the heads of a group are divided into sets of heads_together(). Within a set heads are added ascending,

@@ -11,7 +11,7 @@ namespace {
 constexpr std::int64_t kBlockTokens = 64;  // between states that are kept; those between them are computed again
 
 constexpr double kFp32Term = 1e-4;
-constexpr double kBf16Rounding = 0x1p-8;  // the largest, as a part of what is rounded
+constexpr double kBf16Rounding = 0x1p-8;  // the largest relative error
 double gate_rounding(Dtype dtype) { return dtype == Dtype::kBf16 ? kBf16Rounding : 0x1p-11; }
 
 std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
@@ -32,7 +32,8 @@ class HeadOracle {
         dims_(size(spec.head_dim)),
         states_(size(spec.state_dim)) {}
 
-  // `state` is the initial state, `gradient` that of the final state, and then of the initial one.
+  // `state` is the initial state. `gradient` is the gradient of the final state, and is replaced by that of the initial
+  // one.
   void differentiate(std::vector<double> state, std::vector<double>& gradient, SsdGradients& out) const {
     std::vector<std::vector<double>> kept;
     for (std::int64_t t = 0; t < tokens_; ++t) {
@@ -57,7 +58,7 @@ class HeadOracle {
  private:
   struct Dt {
     double value = 0.0;
-    double slope = 0.0;  // of the value, by the dt that is given
+    double slope = 0.0;  // derivative of `value` by the dt that is given
   };
 
   double signed_or_not(double value) const { return magnitudes_ ? std::abs(value) : value; }
@@ -101,7 +102,8 @@ class HeadOracle {
     }
   }
 
-  // `gradient` is that of the state after the token without the token's own y, and then that of the state before it.
+  // `gradient` is the gradient of the state after the token, without the term of the token's own y. It is replaced by
+  // the gradient of the state before the token.
   void differentiate_token(std::int64_t t, const std::vector<double>& before, const std::vector<double>& after,
                            std::vector<double>& gradient, SsdGradients& out) const {
     const Dt step = dt(t);
@@ -118,7 +120,7 @@ class HeadOracle {
         const double sigmoid = logistic(z);
         double y = d() * x[p];
         for (std::size_t n = 0; n < states_; ++n) y += after[p * states_ + n] * c[n];
-        // At infinite z the slope of silu is the logistic function, where the product would be ∞ · 0.
+        // At infinite z the derivative of silu is the logistic function, because the product would be ∞ · 0.
         const double slope = std::isinf(z) ? sigmoid : sigmoid * (1.0 + signed_or_not(z) * (1.0 - sigmoid));
         out.dz[rows * dims_ + p] = g[p] * y * slope;
         g[p] *= signed_or_not(z * sigmoid);
@@ -195,7 +197,8 @@ SsdRoundings ssd_roundings(std::vector<double> SsdGradients::*gradient, const Ss
   if (!rounds_factors) return {};
   // States of chunks and their gradients: x or g times its scale, and the state that is stored (sm80_ssd_backward).
   constexpr int kState = 2;
-  // A row times its scale: the scale and the product (sm90_ssd_backward, where states have one rounding less).
+  // A row times its scale: roundings of the scale and of the product (sm90_ssd_backward, whose states have one rounding
+  // less).
   constexpr int kScaledRow = 2;
   if (gradient == &SsdGradients::dz) return {1 + kScaledRow, false};  // dy as given, and y as of sm90_ssd
   if (gradient == &SsdGradients::dx) return {kState, spec.gate};

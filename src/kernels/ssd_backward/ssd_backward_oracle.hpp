@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fp64 oracle of the gradients of SSD: reverse-mode differentiation of the plain recurrence, token by token,
-// sharing no code with the kernels. Decays are not clamped. And what a kernel may differ from it by.
+// sharing no code with the kernels. Decays are not clamped. Also bounds for the difference between a kernel and the
+// oracle.
 #pragma once
 
 #include <cstdint>
@@ -35,20 +36,21 @@ SsdGradients oracle_ssd_backward(const SsmSpec& spec, const SsdBackwardTask& tas
                                  std::int64_t tokens, std::span<const float> initial,
                                  std::span<const float> final_gradient, OracleTerms terms = OracleTerms::kSigned);
 
-// Roundings to 16 bits in a term of a gradient: the most factors that are rounded on its way from the inputs.
+// Roundings to 16 bits in a term of a gradient: the maximum number of rounded factors between the inputs and the term.
 struct SsdRoundings {
   int bf16 = 0;       // states, scores, and scaled x and g, whatever the dtype is
   bool gate = false;  // g = dy · silu(z), rounded to the dtype
 };
-// `gradient`: a member of SsdGradients. None for a kernel that does not round factors, i.e. on CPUs.
+// `gradient`: a member of SsdGradients. Returns no roundings for a kernel that does not round factors, i.e. on CPUs.
 SsdRoundings ssd_roundings(std::vector<double> SsdGradients::*gradient, const SsmSpec& spec, bool rounds_factors);
 
-// The error that a kernel's roundings may cause, its own last one aside, as a part of the sum of the absolute values of
-// the gradient's terms: a bound for all inputs, which is reached if all roundings of all terms are largest and go one
-// way. For fp32 it is 1e-4: decays are exponentials of sums whose steps are 2^−15 where they are large.
+// The error that a kernel's roundings may cause, except for its last one, relative to the sum of the absolute values of
+// the gradient's terms. It is an upper bound for all inputs, reached if all roundings of all terms are as large as
+// possible and have the same sign. For fp32 it is 1e-4: decays are exponentials of sums, and large sums have steps of
+// 2^−15.
 double ssd_gradient_term(const SsdRoundings& roundings, Dtype dtype);
-// The same for the root mean square error of many elements, as a part of their root mean square: roundings of different
-// factors are independent, and a sum of terms with random signs is as large as the root of its terms' squares.
+// The same for the root mean square error of many elements, relative to their root mean square. Roundings of different
+// factors are independent, and a sum of terms with random signs is as large as the root of the sum of their squares.
 double ssd_gradient_rms(const SsdRoundings& roundings, Dtype dtype);
 
 }  // namespace ringattn

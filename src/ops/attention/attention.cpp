@@ -61,7 +61,7 @@ void check_compressed_rows(std::string_view name, const RowFormat& format, const
 
 }  // namespace
 
-// Everything that depends on the lengths of the sequences. Each rank makes its own plan.
+// Everything that depends on the lengths of the sequences. Each rank makes its own.
 struct Attention::Lengths {
   Lengths(const RingJob& job, const Options& options, const Transport& transport)
       : batch(job.work.batch),

@@ -143,7 +143,7 @@ VariantTable AttentionOpJob::list_variants(const VariantRequest& request, const 
   const auto same = [&](const AttentionRow& row) { return row.name == kernel().name; };
   shapes.as_rows = std::ranges::any_of(kernel_table<AttentionSpec>(), same);
   shapes_ = steps ? decode_shapes_of(shapes, input_) : shapes_of(shapes, input_, prepared_->tiles().key_tile);
-  // Timeouts of the variants rest on the machine model.
+  // The timeouts of the variants are computed from the machine model.
   shape_options_ = options;
   if (!steps) {
     shape_options_.machine = prepared_->ring().options.machine;

@@ -24,32 +24,33 @@ std::unique_ptr<OpPlan> plan_decode(const JobInput& input, const PlanRequest& re
 
 class AttentionOpJob final : public OpJob {
  public:
-  // How the job came about, where a program's user asked for it.
+  // What the program's user asked for, and where the input comes from.
   struct Origin {
     bool from_file = false;
     bool settles = false;            // agree() decides whether a cache is decoded
     bool op_given = false;           // the user named the op
-    bool offset_given = false;       // and the position of the first query
-    std::int64_t measured_rows = 0;  // queries of each sequence of a benchmark; 0: all, or no benchmark
+    bool offset_given = false;       // the user gave the position of the first query
+    std::int64_t measured_rows = 0;  // queries per sequence in a benchmark; 0: all, or no benchmark
   };
-  // `heads_at_a_time`: MlaOptions'.
+  // `heads_at_a_time`: as in MlaOptions.
   explicit AttentionOpJob(JobInput input, int heads_at_a_time = 0)
       : input_(std::move(input)), heads_at_a_time_(heads_at_a_time) {}
   AttentionOpJob(JobInput input, const Origin& origin) : input_(std::move(input)), origin_(origin) {}
 
   const JobInput& input() const { return input_; }
-  // After prepare().
+  // Valid after prepare().
   PreparedFileJob& prepared() { return *prepared_; }
   // The result of the last run().
   const RankResult& result() const { return result_->rank; }
-  // For callers that run the prepared job themselves: the figures of its result on this rank.
+  // The figures of a result on this rank, for callers that run the prepared job themselves.
   RankFigures figures(const RankResult& result) { return figures_of(*prepared_, rank_, result); }
 
   std::string_view op() const override { return op_name(input_.op()); }
   std::string describe() const override;
   std::string describe_shape() const override;
   std::string source() const override { return input_.source(); }
-  // Queries stand among evicted tokens, which decides whether the job is a decode step.
+  // query_offset is refused if tokens were evicted: the position of a query among them decides if the job is a decode
+  // step.
   bool takes(std::string_view setting) const override {
     return OpJob::takes(setting) || (setting == "query-offset" && input_.has_evicted_tokens());
   }
@@ -126,22 +127,22 @@ class AttentionOpJob final : public OpJob {
   std::optional<PeerFile> peer_;
   std::vector<Shape> shapes_;  // of run_variants()
   Options shape_options_;
-  std::optional<DecodeSpec> replayed_as_;  // of a prefill: the steps that must have its bits
+  std::optional<DecodeSpec> replayed_as_;  // of a prefill: the decode steps that must have the same bits
   std::optional<FileJobResult> result_;
   int rank_ = 0;
-  std::int64_t bytes_moved_expanded_ = 0;  // MLA around the ring: if K and V of all heads were sent
+  std::int64_t bytes_moved_expanded_ = 0;  // MLA around the ring: bytes if K and V of all heads were sent
 };
 
-// The member "memory" of a report: bytes on a rank.
+// Writes the member "memory" of a report: bytes on a rank.
 void write_memory(JsonWriter& json, const DecodeMemory& memory);
 
 // Lines about a job that `run` and `plan` both print.
 
-// "form: absorbed (1 query a sequence at most: absorbed up to 170)", of MLA.
+// For MLA: "form: absorbed (1 query a sequence at most: absorbed up to 170)".
 std::string form_text(const JobInput& input);
-// Why a cache is read into rows, or latents in rows are not decoded; empty where neither is.
+// Why a cache is read into rows, or why latents in rows are not decoded; empty if neither is the case.
 std::string read_rows_text(const JobInput& input);
-// "dense", "40 pages of 64 tokens, head-major": the cache that a step reads.
+// "dense", "40 pages of 64 tokens, head-major": the cache that a decode step reads.
 std::string cache_text(const JobInput& input, const DecodeJob& job);
 // "distributed by KV splits of 8192 keys": how the cache is divided among ranks.
 std::string deal_text(const DecodePlanSummary& step);

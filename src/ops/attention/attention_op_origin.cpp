@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an AttentionOpJob came about: what the ranks agree on, what its user is told, the model that it belongs to.
+// The origin of an AttentionOpJob: what the ranks agree on, what is reported to the user, and the model that it belongs
+// to.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,7 +47,8 @@ AxisOrder exchanged(AxisOrder order) {
   return AxisOrder::kBthd;
 }
 
-// Queries before the first key. Those of a sequence whose q_offset was given elsewhere stand where they were meant to.
+// The number of queries before the first key. The user chose the positions of sequences with a q_offset, so their
+// queries don't count.
 std::int64_t queries_without_key(const Job& job) {
   const std::int64_t right = job.spec.mask.right;
   if (right < 0) return 0;
@@ -83,7 +85,7 @@ std::vector<MessageTemplate> AttentionOpJob::warnings() const {
   if (!origin_.from_file || origin_.offset_given) return {};
   const std::int64_t unseen = queries_without_key(input_.job());
   if (unseen == 0) return {};
-  const AxisOrder order = input_.out_grid().order;  // q's
+  const AxisOrder order = input_.out_grid().order;  // the order of q
   const AxisOrder other = exchanged(order);
   const bool heads_first = other == AxisOrder::kHtd || other == AxisOrder::kBhtd;
   return {

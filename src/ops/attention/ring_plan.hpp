@@ -31,15 +31,15 @@ class PlannedRing {
   // In a world of `world` ranks. Refers to the object's kernels, until the next call.
   virtual RingJob ring(int world) = 0;
 
-  // Beside what all plans show: lines about the job, what is particular to this length among several, lines about a
-  // world, and members of its object.
+  // Additions to what all plans show: lines about the job, the text of one length among several, lines about a world,
+  // and members of its JSON object.
   virtual std::vector<std::string> lines() const { return {}; }
   virtual std::string length_text() const { return {}; }
   virtual std::vector<std::string> world_lines(const WorldPlanSummary&) const { return {}; }
   virtual void write(JsonWriter&, const WorldPlanSummary&) const {}
 };
 
-// `make`: the options that it is given outlive the object that it returns.
+// `make`: the returned object may refer to the options, which outlive it.
 using MakePlannedRing = std::function<std::unique_ptr<PlannedRing>(const Options& options)>;
 std::unique_ptr<OpPlan> plan_ring(const PlanRequest& request, const MakePlannedRing& make);
 

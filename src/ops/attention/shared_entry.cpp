@@ -18,7 +18,7 @@ namespace ringattn {
 
 namespace {
 
-// The first setting that the user chose and that attention has, but not a decode step; empty: there is none.
+// The first setting that the user chose and that attention has, but a decode step does not; empty if there is none.
 std::string_view first_ring_setting(const OpRequest& request) {
   const OpEntry& decode = op_entry(op_name(Op::kDecode));
   for (const std::string_view setting : op_entry(op_name(Op::kAttention)).settings) {
@@ -36,8 +36,8 @@ void check_latent_dim(const OpRequest& request, const JobInput& input) {
        fmt::format("latents have {} numbers by the file's tensors", of_file), "Leave it out.");
 }
 
-// MLA whose few queries could be a decode step over a cache: one that lies in pages is one, and latents in rows are,
-// too, unless something is wanted that only ring attention has.
+// Decides whether MLA with few queries is a decode step over a cache. Latents in pages are. Latents in rows are, too,
+// unless the user set something that only ring attention has.
 JobInput step_or_rows(JobInput input, const OpRequest& request) {
   if (input.op() != Op::kMla || !input.decodes()) return input;
   const std::string_view ring = first_ring_setting(request);
@@ -62,7 +62,8 @@ JobInput open(Op op, std::int64_t tokens, const OpRequest& request) {
   return step_or_rows(std::move(input), request);
 }
 
-// As a plan for other ranks has it. Of several lengths all are decode steps or none, because one table can't show both.
+// The job as a plan for other ranks has it. If several lengths are planned, either all are decode steps or none is,
+// because one table can't show both.
 JobInput planned(Op op, JobInput input, const OpRequest& request) {
   const KernelRequest kernel{request.settings.backend, request.settings.kernel};
   const bool makes_cache = input.makes_cache();
@@ -79,7 +80,7 @@ JobInput planned(Op op, JobInput input, const OpRequest& request) {
 
 std::unique_ptr<OpJob> make_attention_job(Op op, const OpRequest& request) {
   JobInput input = open(op, request.tokens, request);
-  // Where a user named the op, its kernels have the last word.
+  // If the user named the op, its kernels decide.
   const bool named = !request.from_file() && request.sources.given("op");
   const bool settles = !named || input.makes_cache();
   if (settles && request.world == nullptr) input = planned(op, std::move(input), request);
@@ -95,11 +96,11 @@ std::unique_ptr<OpJob> make_attention_job(Op op, const OpRequest& request) {
 void fill_scores(const ModelLayer& layer, const Settings& settings, const FillSetting& fill) {
   if (layer.bidirectional) fill("mask", "full");
   if (layer.window_left >= 0 || layer.window_right >= 0) {
-    const bool causal = settings.mask == MaskKind::kCausal;  // the user's, or as it was filled in
+    const bool causal = settings.mask == MaskKind::kCausal;  // the user's mask, or the filled-in one
     fill("window", fmt::format("{},{}", layer.window_left, causal ? -1 : layer.window_right));
   }
   Fill{fill}("softcap", layer.softcap);
-  // Queries in the latent don't show the dims of a head, so a file's job can't know the default.
+  // Queries in the latent space don't show the dims of a head, so the default is unknown for a file's job.
   const bool unseen = layer.kind == LayerKind::kMla && !settings.input.empty();
   if (unseen || std::abs(layer.softmax_scale / layer.default_scale() - 1.0) > 1e-12) {
     Fill{fill}("softmax-scale", layer.softmax_scale);

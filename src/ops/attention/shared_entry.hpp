@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the rows of attention, decode and MLA in the table of ops share: they open one kind of input, and a file's
-// tensors and lengths, not its user, say which of them computes it.
+// What the entries of attention, decode and MLA in the table of ops share. They open the same kind of input. The
+// tensors and lengths of a file, not the user, determine which of the three computes it.
 #pragma once
 
 #include <memory>
@@ -17,9 +17,9 @@ std::unique_ptr<OpJob> make_attention_job(const OpRequest& request) {
   return make_attention_job(kOp, request);
 }
 
-// What a model's layer does with its scores, as settings: mask, window, softcap, scale.
+// Fills in the settings of a model's layer that concern scores: mask, window, softcap, scale.
 void fill_scores(const ModelLayer& layer, const Settings& settings, const FillSetting& fill);
-// These, and the heads and dims of keys and values.
+// Fills in these, and the heads and dims of keys and values.
 void fill_attention(const ModelLayer& layer, const Settings& settings, const FillSetting& fill);
 
 }  // namespace ringattn

@@ -20,7 +20,7 @@ struct BlockPlanSummary {
   std::int64_t bytes_received = 0;  // by all ranks
   std::int64_t max_bytes_received = 0;
 
-  // FLOPs of the rank that has most, over the mean; 1 if there are none.
+  // FLOPs of the rank that has most, divided by the mean; 1 if there are no FLOPs.
   double balance(int world) const { return flops > 0.0 ? max_flops / (flops / world) : 1.0; }
 };
 
@@ -32,7 +32,7 @@ struct WorldPlanSummary {
   std::int64_t bytes_received = 0;      // by all ranks
   std::int64_t max_bytes_received = 0;
   std::size_t max_memory = 0;
-  std::size_t max_state = 0;          // bytes of state that is kept between blocks; 0: none is
+  std::size_t max_state = 0;          // bytes of state that is kept between blocks; 0: no state is kept
   double seconds = 0.0;               // of the slowest rank
   double exposed_comm_seconds = 0.0;  // of the rank that waits longest
 

@@ -29,7 +29,7 @@ namespace ringattn {
 
 namespace {
 
-// Where the parts of a workspace begin, in bytes.
+// Offsets of the parts of a workspace, in bytes.
 struct BackwardWorkspace {
   WorkspaceLayout ring;  // its state is that of dQ, then that of dK and dV
   std::size_t dkv_state = 0;

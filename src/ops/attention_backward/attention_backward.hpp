@@ -47,8 +47,8 @@ std::string describe(const BackwardJob& job);
 // compressed keys, block masks, key positions.
 void check_backward_job(const BackwardJob& job);
 
-// FLOPs of the gradients: 2.5 times those of the forward, as other projects count them. Kernels that compute scores for
-// dQ and again for dK and dV do 3.5 times (BackwardPairFlops).
+// FLOPs of the gradients: 2.5 times those of the forward, as other projects count them. Kernels that compute scores
+// once for dQ and again for dK and dV do 3.5 times as many (BackwardPairFlops).
 double backward_flops(const BackwardJob& job);
 
 // FLOPs of the matrix products that kernels do per visible (query, key) pair, all heads.
@@ -77,7 +77,7 @@ struct BackwardOutputs {
   float* dsinks = nullptr;  // [heads], exactly if AttentionSpec::sinks; the sum over all ranks
 };
 
-// Options of another op over the same shards: its kernel is chosen in `backend`, and its machine model is its own.
+// Options of another op over the same shards. Its kernel is chosen in `backend`, and it has its own machine model.
 Options options_over(Options options, const JobLayout& layout, std::string backend);
 
 // The options of a backward pass over the shards of a forward with these options and this layout.
@@ -109,7 +109,7 @@ class AttentionBackward {
   // Bytes that a run needs besides inputs and outputs: row stats, state of dQ, dK and dV, block buffers (on devices the
   // object owns them), and dense copies of q, k, v and dout if they are strided (`dense` false).
   std::size_t workspace_bytes(bool dense = true) const;
-  // The part of it that is state of dQ, dK and dV; 0 for a plan of one block.
+  // The part of the workspace that holds the state of dQ, dK and dV; 0 for a plan of one block.
   std::size_t state_bytes() const;
 
   // Collective. Computes the gradients of this rank's rows. As Attention::run().

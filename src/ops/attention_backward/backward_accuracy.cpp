@@ -44,7 +44,8 @@ struct StagedRows {
   MutableTensorView view;
 };
 
-// The positions of queries that a key of a tile sees, and the other way round: those whose rows share its tiles.
+// The tokens of the other side that share a tile with a query or key, so that their non-finite values may reach its
+// row.
 struct TokenRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -78,7 +79,7 @@ void note_misplaced(GradientAccuracy& accuracy, const RowSample& sample) {
   if (accuracy.misplaced++ == 0) accuracy.first_misplaced = sample;
 }
 
-// `tainted`: NaN and ∞ of a tile may have reached the row.
+// `tainted`: a NaN or ∞ in a tile may have reached the row.
 void judge_row(const RowSample& sample, const TensorView& rows, std::int64_t row, std::span<const double> exact,
                std::span<const float> same_precision, bool tainted, GradientAccuracy& accuracy) {
   std::vector<float> values;
@@ -116,7 +117,7 @@ void merge_gradient(const GradientAccuracy& part, GradientAccuracy& all) {
   all.misplaced += part.misplaced;
 }
 
-// The packed token's row of this rank; absent: another rank has it.
+// This rank's row of the packed token; absent if another rank has it.
 std::optional<std::int64_t> row_of(std::span<const PackedRun> runs, std::int64_t token) {
   std::int64_t row = 0;
   for (const PackedRun& run : runs) {
@@ -164,7 +165,7 @@ class GradientCheck {
   int threads_;
 };
 
-// [tokens, heads]; empty: 0.
+// [tokens, heads]; empty if the gradient of LSE is 0.
 std::vector<float> GradientCheck::dlse_of(const PackedRun& run) const {
   if (!input_.has_dlse()) return {};
   std::vector<float> dlse(static_cast<std::size_t>(run.tokens() * spec_.heads));
@@ -172,7 +173,7 @@ std::vector<float> GradientCheck::dlse_of(const PackedRun& run) const {
   return dlse;
 }
 
-// Row stats of consecutive queries of this rank, the first of which is its row `row`: [tokens, heads].
+// Row stats of consecutive queries of this rank, starting at its row `row`: [tokens, heads].
 std::vector<OracleRowStats> GradientCheck::own_stats(const PackedRun& run, std::int64_t row) const {
   const StagedRows dout(spec_.dtype, run.tokens(), spec_.heads, spec_.head_dim_v);
   input_.read_dout({&run, 1}, dout.view, threads_);
@@ -292,8 +293,8 @@ void GradientCheck::check_dq(std::span<const RowSample> samples, GradientAccurac
   }
 }
 
-// Each rank checks its own keys. What they need of queries is read from the input, and the ranks that have the queries
-// tell their row stats.
+// Each rank checks its own keys. The queries that they need are read from the input, and the ranks that own the queries
+// send their row stats.
 void GradientCheck::check_dkv(std::span<const RowSample> samples, GradientAccuracy& dk, GradientAccuracy& dv) const {
   struct Row {
     RowSample sample;
@@ -394,7 +395,7 @@ void GradientCheck::check_dkv(std::span<const RowSample> samples, GradientAccura
 
 SinkAccuracy GradientCheck::check_dsinks() const {
   const auto heads = static_cast<std::size_t>(spec_.heads);
-  // For each head: the sum of this rank's terms, and what an fp32 sum of them may differ by.
+  // For each head: the sum of this rank's terms, and the error that an fp32 sum of them may have.
   std::vector<double> mine(2 * heads);
   collective_.run_collectively([&] {
     std::int64_t row = 0;
@@ -446,7 +447,7 @@ SinkAccuracy GradientCheck::check_dsinks() const {
   return accuracy;
 }
 
-// A job whose queries are the keys, of which rows are sampled.
+// A job whose queries are the keys, to sample rows of keys.
 Job keys_job(const Job& job) {
   Job keys = job;
   keys.spec.heads = job.spec.kv_heads;
@@ -465,7 +466,8 @@ BackwardAccuracy check_gradients(const Collective& collective, const BackwardInp
   const std::vector<RowSample> k_samples = sample_rows(keys_job(job), count, kKeySampleSeed);
   const GradientCheck check(collective, input, key_tile, result, threads);
   BackwardAccuracy mine;
-  // One rank may have all the sampled rows; a processor computes some 1e9 products a second in fp64.
+  // Estimated for the case that one rank has all sampled rows. A processor core computes about 1e9 products per second
+  // in fp64.
   const double products = static_cast<double>(q_samples.size()) * static_cast<double>(job.batch.k_tokens()) *
                           (2 * job.spec.head_dim + job.spec.head_dim_v);
   collective.run_collectively([&] { check.check_dq(q_samples, mine.dq); }, products * 1e-9);

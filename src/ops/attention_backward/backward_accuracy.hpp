@@ -14,14 +14,14 @@
 
 namespace ringattn {
 
-// The accuracy of one gradient. Plain bytes: ranks tell each other.
+// The accuracy of one gradient. Trivially copyable, because ranks exchange it.
 struct GradientAccuracy {
   std::int64_t compared = 0;  // values that are finite here and in fp64
-  double error = 0.0;         // of those, the greatest
+  double error = 0.0;         // the greatest error of these values
   RowSample worst;
   double same_precision_error = 0.0;
   double rounding = 0.0;
-  double cancellation = 0.0;   // what dP − delta may lose
+  double cancellation = 0.0;   // error that dP − delta may have by cancellation
   std::int64_t misplaced = 0;  // values that are NaN or infinite where the oracle's are not, or the other way round
   RowSample first_misplaced;
 
@@ -30,7 +30,7 @@ struct GradientAccuracy {
   bool passes() const { return compared > 0 && misplaced == 0 && error <= allowed(); }
 };
 
-// The accuracy of the sinks' gradient, at the head with the greatest part of what is allowed.
+// The accuracy of the sinks' gradient, at the head whose error is the largest share of its allowed error.
 struct SinkAccuracy {
   double error = 0.0;
   double allowed = 0.0;
@@ -41,8 +41,8 @@ struct SinkAccuracy {
 };
 
 struct BackwardAccuracy {
-  std::int64_t q_rows = 0;  // of dQ, that were compared
-  std::int64_t k_rows = 0;  // of dK and dV
+  std::int64_t q_rows = 0;  // compared rows of dQ
+  std::int64_t k_rows = 0;  // compared rows of dK and dV
   GradientAccuracy dq, dk, dv;
   bool has_sinks = false;
   SinkAccuracy dsinks;
@@ -53,8 +53,8 @@ struct BackwardAccuracy {
   }
 };
 
-// Collective. Checks `count` rows of dQ, and as many of dK and dV, the same ones each time. `key_tile`: of the kernel;
-// a NaN in K, Q or dO may reach the rows of its tile. `threads` compute on this rank.
+// Collective. Checks `count` rows of dQ, and as many of dK and dV, always the same ones. `key_tile`: of the kernel; a
+// NaN in K, Q or dO may reach all rows of its tile. `threads`: CPU threads of this rank.
 BackwardAccuracy check_gradients(const Collective& collective, const BackwardInput& input, int key_tile,
                                  std::int64_t count, const BackwardRankResult& result, int threads);
 

@@ -56,7 +56,7 @@ void require_shape(const TensorSource& tensor, FileDtype dtype, const std::vecto
 
 }  // namespace
 
-// A name that a user gives for either is a wish for gradients, also where the file lacks the tensor: find() says so.
+// A user who names either tensor wants gradients, even if the file lacks the tensor: find() then reports that.
 bool holds_gradient(const TensorFile& file) {
   const InputNames& names = file.request.names;
   return std::ranges::any_of(std::initializer_list<std::string_view>{"dout", "dlse"}, [&](std::string_view name) {
@@ -99,7 +99,7 @@ void BackwardInput::find(const FileInput& input, JobShare& share) {
   refuse_unread();
 }
 
-// Tensors that a user may take for inputs of the backward pass.
+// Refuses tensors that a user may take for inputs of the backward pass, but that are not read.
 void BackwardInput::refuse_unread() const {
   constexpr std::string_view kBlockMask[] = {"block_mask", "block_indptr", "block_indices"};
   for (const std::string_view name : file_->file().names()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of gradients: the fp64 oracle, an earlier result, and other worlds, layouts and blocks.
+// The checks of gradients: against the fp64 oracle, against an earlier result, and in other worlds, layouts and blocks.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -59,7 +59,7 @@ void write_accuracy(JsonWriter& json, const BackwardAccuracy& all) {
   json.member("misplaced", misplaced).end_object();
 }
 
-// All ranks' token runs of rank 0's layout.
+// The token runs of all ranks in rank 0's layout.
 Layout layout_of_first(const Collective& collective, const std::optional<Layout>& mine,
                        const std::vector<std::int64_t>& lengths) {
   std::string text;
@@ -81,18 +81,18 @@ Layout layout_of_first(const Collective& collective, const std::optional<Layout>
       of_rank.push_back(gathered_value<TokenRun>(first, at));
     }
   }
-  runs.resize(static_cast<std::size_t>(collective.size()));  // ranks that the shape leaves out have no tokens
+  runs.resize(static_cast<std::size_t>(collective.size()));  // ranks outside of the shape have no tokens
   return {lengths, std::move(runs)};
 }
 
-// Gradients of a shape, brought to the even layout of the whole world.
+// Gradients of a shape, moved to the even layout of the whole world.
 struct EvenGradients {
   std::vector<Buffer> rows;  // as gradient_tensors()
   std::vector<float> dsinks;
   std::int64_t blocks = 0;
 };
 
-// Runs shapes, each in a world of its own: ranks 0 … size − 1. A failure inside it is one of the whole world.
+// Runs shapes, each in its own world of ranks 0 … size − 1. A failure inside of it is raised in the whole world.
 class GradientShapes {
  public:
   GradientShapes(const BackwardInput& input, const Options& options, Transport& world)
@@ -103,7 +103,7 @@ class GradientShapes {
         tensors_(gradient_tensors(input.job().forward.spec)) {}
 
   EvenGradients run(const Shape& shape) const;
-  // The first difference, in words; empty: there is none.
+  // A description of the first difference; empty if there is none.
   std::string compare(const EvenGradients& left, const EvenGradients& right) const;
 
  private:
@@ -130,7 +130,7 @@ EvenGradients GradientShapes::run(const Shape& shape) const {
   BackwardRankResult result;
   EvenGradients even;
   std::map<GradientAxis, std::optional<Layout>> layouts{{GradientAxis::kQueries, {}}, {GradientAxis::kKeys, {}}};
-  std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
+  std::optional<Error> agreed;  // agreed by the shape's ranks; the others don't know it yet
   if (part) {
     try {
       AttentionBackward backward(input_.job(), *part, options);
@@ -171,7 +171,7 @@ std::string GradientShapes::compare(const EvenGradients& left, const EvenGradien
     const auto difference = earliest(collective_, first_difference(false, view(left), view(right), runs));
     if (difference) return describe_difference(tensor, *difference, job.forward.batch);
   }
-  // Ranks that a shape leaves out have no sum.
+  // Ranks outside of the shape have no sum.
   std::string mine;
   if (left.dsinks.size() == right.dsinks.size()) mine = describe_sink_difference(left.dsinks, right.dsinks);
   for (const std::string& theirs : collective_.gather(mine)) {
@@ -218,7 +218,7 @@ VariantTable BackwardOpJob::list_variants(const VariantRequest& request, const O
   shapes_ =
       shapes_of({request.ranks, request.layout, request.block}, input_.forward(), backward_->plan().kernel.key_tile);
   shape_options_ = options;
-  shape_options_.machine = backward_->options().machine;  // timeouts of the variants rest on it
+  shape_options_.machine = backward_->options().machine;  // timeouts of the variants are computed from it
   release();
   return {{{"ranks", "", ""},
            {"layout", "", ""},

@@ -77,7 +77,7 @@ void BackwardOpJob::prepare(Transport& world, const Options& options) {
 PlanFigures BackwardOpJob::plan(const Collective& collective) {
   max_state_ = std::ranges::max(collective.gather_values(backward_->state_bytes()));
   PlanFigures figures = plan_figures(collective, backward_->plan(), backward_->layout(), backward_->time_estimate());
-  if (input_.with_forward()) figures.estimated_seconds.reset();  // the estimate is that of the gradients alone
+  if (input_.with_forward()) figures.estimated_seconds.reset();  // the estimate is only for the gradients
   return figures;
 }
 
@@ -122,7 +122,7 @@ std::vector<ResultDigest> digest_gradients(const BackwardInput& input, const Bac
     digests.push_back({name, name, digest(collective, (result.*tensor.view)(job), tensor.runs(result), tokens)});
   }
   if (!job.forward.spec.sinks) return digests;
-  // One row, which rank 0 gives.
+  // One row, which rank 0 provides.
   const PackedRun row{0, collective.rank() == 0 ? 1 : 0};
   const TensorView view =
       dense_view(static_cast<const void*>(result.dsinks.data()), Dtype::kF32, row.tokens(), job.forward.spec.heads, 1);
@@ -172,7 +172,7 @@ Golden BackwardOpJob::golden() {
   if (job.batch.sequences.size() <= 8) {
     for (const Sequence& s : job.batch.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
   }
-  // The forward kernel computes out and lse of synthetic inputs, with AMX tiles where bf16 has them.
+  // The forward kernel computes out and lse of synthetic inputs, with AMX tiles for bf16 if it has them.
   const std::string target =
       job.spec.dtype == Dtype::kBf16 ? backend().identity() : identity_of(kernel(), backend(), job.spec.dtype);
   return golden_of(fmt::format("{}; {}; scale {};{}", input_.is_synthetic() ? input_.source() : "a file", describe(),

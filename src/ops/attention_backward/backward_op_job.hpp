@@ -69,7 +69,7 @@ class BackwardOpJob final : public GradientOpJob<BackwardInput, AttentionBackwar
   RankFigures figures(const BackwardRankResult& result) const;
 
   std::optional<BackwardOutputFile> earlier_;
-  std::size_t max_state_ = 0;  // of plan(), bytes of a rank
+  std::size_t max_state_ = 0;  // bytes on a rank, of plan()
   std::vector<Shape> shapes_;  // of run_variants()
   Options shape_options_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of a job: their tensors in files, and results compared bit for bit.
+// The gradients of a job: their tensors in files, and bitwise comparisons of results.
 #pragma once
 
 #include <cstdint>
@@ -34,12 +34,12 @@ struct GradientTensor {
 // All three, in order.
 std::vector<GradientTensor> gradient_tensors(const AttentionSpec& spec);
 
-// Packed token at which each sequence begins on that axis, then the total.
+// The packed token at which each sequence begins on that axis, then the number of tokens.
 std::vector<std::int64_t> cumulative_tokens(const Batch& batch, GradientAxis axis);
 
 // "dk at sequence 0, token 17, head 3, dim 5: …"
 std::string describe_difference(const GradientTensor& tensor, const Difference& difference, const Batch& batch);
-// The first head in which two gradients of the sinks differ, in words; empty: they are equal.
+// A description of the first head in which two gradients of the sinks differ; empty if they are equal.
 std::string describe_sink_difference(const std::vector<float>& left, const std::vector<float>& right);
 
 // The output file of an earlier run.
@@ -49,9 +49,10 @@ class BackwardOutputFile {
   BackwardOutputFile(const std::string& path, const BackwardInput& input);
 
   std::vector<FileFingerprint> fingerprints() const;
-  // How the file's job differs from the input's by what the file says of itself.
+  // How the file's job differs from the input's, according to the file's metadata.
   const std::vector<std::string>& other_job() const { return other_job_; }
-  // The first difference of all ranks' rows from the file's, in words; empty: there is none. Collective.
+  // A description of the first difference between the rows of all ranks and the file; empty if there is none.
+  // Collective.
   std::string compare(const Collective& collective, const BackwardInput& input, const BackwardRankResult& result) const;
 
  private:

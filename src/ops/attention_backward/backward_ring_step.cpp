@@ -45,7 +45,7 @@ void BackwardRingStep::compute(const ArrivedBlock& block, Stream stream, const P
   }
 }
 
-// The ranks' sums are exchanged last, when the blocks that other ranks wait for have been sent.
+// The ranks exchange their sums last, after the blocks that other ranks wait for have been sent.
 bool BackwardRingStep::finish(Stream stream, const Progress&) {
   if (memory_.sinks == nullptr) return false;
   if (memory_.exchanges) memory_.sinks->exchange(stream, memory_.seconds);

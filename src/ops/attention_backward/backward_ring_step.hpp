@@ -31,8 +31,8 @@ class BackwardRingStep final : public RingStep {
     MutableTensorView dv;
     SinkGradient* sinks = nullptr;  // with sinks
     float* dsinks = nullptr;
-    bool exchanges = true;  // the ranks' sums of the sinks' gradient
-    double seconds = 0.0;   // estimated, of the run
+    bool exchanges = true;  // exchange the ranks' sums of the sinks' gradient
+    double seconds = 0.0;   // estimated duration of the run
   };
 
   // `keys`: the rank's keys, as runs of Plan::to_keys at positions of keys. All arguments outlive the object.

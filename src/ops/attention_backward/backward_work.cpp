@@ -64,7 +64,7 @@ RingJob backward_ring_job(const BackwardJob& job, const AttentionBackwardKernel&
   const std::int64_t queries = job.forward.batch.q_tokens();
   const std::int64_t rows = std::max(queries, job.forward.batch.k_tokens());
   const std::size_t sinks = spec.sinks ? sink_gradient_bytes(job.forward.batch, spec.heads) : 0;
-  const ScoreSharing alone = sharing_of(true, options);  // if one rank has all queries
+  const ScoreSharing alone = sharing_of(true, options);  // for one rank that has all queries
   ring.scratch_bytes = [&kernel, rows, queries, sinks, alone](const AttentionLimits& limits) {
     const std::int64_t tiles = limits.tiles + rows / kBackwardTile + 2 * limits.sequences;
     return sinks + kernel.scratch_bytes({std::max(rows, limits.rows), limits.query_runs + tiles, tiles, tiles,

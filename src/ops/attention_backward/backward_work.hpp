@@ -9,24 +9,24 @@
 
 namespace ringattn {
 
-// Row streams of a token. Their order is that of BackwardShard.
+// The row streams of a token, in the order of backward_streams().
 enum BackwardStream : std::size_t { kKeyStream, kValueStream, kQueryStream, kDoutStream, kRowStatsStream };
 RowStreams backward_streams(const AttentionSpec& spec);
 
 // The kernel's spec of a job.
 AttentionBackwardSpec backward_spec(const BackwardJob& job);
 
-// The sequences of a batch, as kernels have them.
+// The sequences of a batch in the form that kernels take.
 std::vector<BackwardSequence> backward_sequences(const Batch& batch);
 
 // `kernel` outlives the result.
 RingJob backward_ring_job(const BackwardJob& job, const AttentionBackwardKernel& kernel, const Options& options);
 
-// Upper bounds over the tasks of a plan. With a memory budget or a block size, scores are not shared, as that may take
-// a few GiB of scratch memory.
+// Upper bounds over the tasks of a plan. With a memory budget or a stated block size, dQ and dK/dV do not share scores,
+// because that may take a few GiB of scratch memory.
 BackwardLimits backward_limits(const Plan& plan, const Options& options);
 
-// Whether a block's tasks of dQ and of dK and dV are of the same pairs: all queries and keys are this rank's, in one
+// Whether the dQ task and the dK/dV task of a block have the same pairs: this rank has all queries and keys, in one
 // block.
 bool has_same_pairs(const Plan& plan);
 

@@ -14,7 +14,7 @@ namespace ringattn {
 
 namespace {
 
-// −∞ is the LSE of a row without keys.
+// Counts non-finite values. −∞ doesn't count: it is the LSE of a row without keys.
 std::int64_t count_unusual(std::span<const float> lse) {
   std::int64_t count = 0;
   for (const float value : lse) count += std::isnan(value) || (std::isinf(value) && value > 0.0F) ? 1 : 0;

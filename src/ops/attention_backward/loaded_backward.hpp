@@ -19,8 +19,8 @@ namespace ringattn {
 
 // This rank's rows of a finished job, in host memory.
 struct BackwardRankResult {
-  std::vector<PackedRun> q_runs;  // packed tokens of its queries
-  std::vector<PackedRun> k_runs;  // and of its keys
+  std::vector<PackedRun> q_runs;  // packed tokens of this rank's queries
+  std::vector<PackedRun> k_runs;  // packed tokens of this rank's keys
   Buffer dq;                      // [q_rows, heads, head_dim], the dtype of gradients
   Buffer dk;                      // [k_rows, kv_heads, head_dim]
   Buffer dv;                      // [k_rows, kv_heads, head_dim_v]
@@ -40,7 +40,7 @@ struct BackwardRankResult {
 };
 
 // This rank's rows in the memory of the kernel, ready to be computed any number of times. All calls are collective over
-// `collective`, in whose world `backward` was made; that outlives the object.
+// `collective`, in whose world `backward` was made. `backward` outlives the object.
 class LoadedBackward {
  public:
   // Allocates everything and reads the rows. O and LSE of synthetic input are computed by the forward, on the same
@@ -50,9 +50,9 @@ class LoadedBackward {
   LoadedBackward(const LoadedBackward&) = delete;
   LoadedBackward& operator=(const LoadedBackward&) = delete;
 
-  // Begins on all ranks at once and returns when all are done. The times include those of a forward in the run.
+  // Starts on all ranks at once and returns when all are done. Times include those of a forward in the run.
   RunStats run(RunMode mode = RunMode::kWhole, const ProgressCallback& on_progress = {});
-  // The rows of the last run. Ends the object's use.
+  // Returns the rows of the last run. The object can't be used afterwards.
   BackwardRankResult fetch(const RunStats& stats);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of dQ, and of dK and dV, as a program without care for its sums would compute them in fp32, with P and dS
-// rounded to the dtype of the inputs. Their error bounds that of kernels.
+// The same-precision reference: rows of dQ, dK and dV as a straightforward fp32 program would compute them, with P and
+// dS rounded to the dtype of the inputs. Its error bounds the allowed error of kernels.
 #pragma once
 
 #include <cmath>
@@ -35,13 +35,13 @@ inline PairGradient pair_gradient(const AttentionSpec& spec, std::span<const flo
   }
   float dp = 0.0F;
   for (std::size_t i = 0; i < dout.size(); ++i) dp += dout[i] * v[i];
-  // As kernels have it: 0 for −∞, which a row with a finite score never has.
+  // As in kernels: P is 0 if the LSE is −∞, which a row with a finite score never has.
   const bool none = stats.lse == -std::numeric_limits<double>::infinity();
   const float p = std::exp(s - (none ? 0.0F : static_cast<float>(stats.lse)));
   return {rounded(spec.dtype, p), rounded(spec.dtype, p * (dp - static_cast<float>(stats.delta)) * slope)};
 }
 
-// A sum of vectors. Runs of 128 are added up before they join the sum, so that its error doesn't grow with its length.
+// A sum of vectors. Runs of 128 are summed before they are added, so that the error doesn't grow with the length.
 class RunSum {
  public:
   explicit RunSum(std::size_t dim) : sum_(dim, 0.0F), run_(dim, 0.0F) {}
@@ -50,7 +50,7 @@ class RunSum {
     for (std::size_t i = 0; i < run_.size(); ++i) run_[i] += weight * row[i];
     if (++rows_ == kRunRows) close();
   }
-  // Times `scale`, rounded to the dtype.
+  // The sum times `scale`, rounded to the dtype.
   std::vector<float> finish(Dtype dtype, float scale) {
     close();
     std::vector<float> result;

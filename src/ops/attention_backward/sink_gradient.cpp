@@ -12,12 +12,12 @@ namespace ringattn {
 
 namespace {
 
-// What a rank sends at once: the sum of a tile, or the term of a query.
+// What a rank sends in one piece: the sum of a tile, or the term of one query.
 struct Part {
   std::int64_t sequence = 0;
   std::int64_t tile = 0;      // of kBackwardTile positions, from position 0; may be negative
-  std::int64_t position = 0;  // of its first query
-  std::int64_t rows = 0;      // of the rank's terms, that it is the sum of
+  std::int64_t position = 0;  // position of its first query
+  std::int64_t rows = 0;      // number of this rank's terms in the sum
 
   auto order() const { return std::tie(sequence, position); }
   bool same_tile(const Part& other) const { return sequence == other.sequence && tile == other.tile; }
@@ -46,7 +46,8 @@ std::vector<Part> parts_of(const Batch& batch, std::span<const TokenRun> queries
 
 std::size_t sink_gradient_bytes(const Batch& batch, int heads) {
   std::int64_t sums = 1 + std::ssize(batch.sequences);
-  for (const Sequence& s : batch.sequences) sums += 2 * (s.q_len / kBackwardTile + 2);  // as parts, and as tiles
+  for (const Sequence& s : batch.sequences)
+    sums += 2 * (s.q_len / kBackwardTile + 2);  // counted as parts, and as tiles
   return static_cast<std::size_t>(sums * heads) * sizeof(float);
 }
 
@@ -85,7 +86,7 @@ SinkGradient::SinkGradient(const Batch& batch, const Layout& queries, int heads,
   await(backend, timeouts);
 }
 
-// Copies the tables, which the caller keeps until the backend has them.
+// Copies the tables to the backend. The caller keeps them until the copy is done.
 SinkGradient::Sums SinkGradient::make_sums(std::span<const std::int64_t> order, std::span<const std::int64_t> begins) {
   Sums sums;
   if (!order.empty()) sums.order = upload<std::int64_t>(backend_, order);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradient of the sinks: the sum of all queries' terms (RowStatsTask::sink_terms), in an order that does not depend
 // on ranks: over the queries of each tile of kBackwardTile positions, ascending, then over the tiles of a sequence,
-// ascending, then over the sequences in order. A rank sums its own tiles, and all ranks get these sums and add them.
-// The terms of a tile that several ranks have queries of are sent one by one.
+// ascending, then over the sequences in order. A rank sums its own tiles. All ranks receive these sums and add them. If
+// several ranks have queries of one tile, its terms are sent one by one.
 #pragma once
 
 #include <cstddef>
@@ -21,21 +21,21 @@
 
 namespace ringattn {
 
-// Bytes that a SinkGradient allocates, tables aside, if no tile is divided among ranks.
+// Bytes that a SinkGradient allocates, without tables, if no tile is divided among ranks.
 std::size_t sink_gradient_bytes(const Batch& batch, int heads);
 
 class SinkGradient {
  public:
-  // Allocates. All arguments but the layout outlive the object.
+  // Allocates memory. All arguments except the layout outlive the object.
   SinkGradient(const Batch& batch, const Layout& queries, int heads, AttentionBackwardKernel& kernel, Backend& backend,
                Transport& transport, const Timeouts& timeouts);
-  // Collective. Announces where the ranks' sums are received.
+  // Collective. Announces the receive buffers of the ranks' sums.
   void connect();
 
   // The steps of a run; they enqueue on `stream` (devices) or do the work (hosts).
   // `terms`: [rows, heads] of this rank's queries.
   void sum_own(const float* terms, Stream stream);
-  // Gets the other ranks' sums, which wait for work of `seconds`.
+  // Receives the other ranks' sums, which take about `seconds` to compute.
   void exchange(Stream stream, double seconds);
   // Writes the sum over all ranks, [heads] in the backend's memory.
   void sum_all(float* dsinks, Stream stream);
@@ -46,7 +46,7 @@ class SinkGradient {
     Buffer order;   // empty: rows 0, 1, …
     Buffer begins;  // [count + 1]
     std::int64_t count = 0;
-    Buffer values;  // [count, heads]; empty: they are written elsewhere
+    Buffer values;  // [count, heads]; empty: written to another buffer
   };
 
   Sums make_sums(std::span<const std::int64_t> order, std::span<const std::int64_t> begins);

@@ -22,23 +22,23 @@ namespace {
 constexpr std::int64_t kStagedTokens = 1024;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A sample with everything that is computed for it.
+// A sample and all values computed for it.
 struct CheckedRow {
   RowSample sample;
-  std::int64_t row = 0;  // of this rank's results
-  TileRange tiles;       // that the kernel computes
+  std::int64_t row = 0;  // index among this rank's results
+  TileRange tiles;       // tiles that the kernel computes
   SamePrecisionRow same_precision;
   bool tainted = false;  // a computed tile holds a non-finite V
 };
 
-// Calls visit(i) for rows that have nothing to do with each other, on as many threads as there are rows at most.
+// Calls visit(i) for independent rows, on at most as many threads as there are rows.
 template <typename Visit>
 void for_each_row(std::size_t rows, [[maybe_unused]] int threads, const Visit& visit) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (std::size_t i = 0; i < rows; ++i) visit(i);
 }
 
-// Streams keys [range) of a sequence, that begins at packed token `origin`, in pieces.
+// Streams the keys of `range` in a sequence that begins at packed token `origin`, in pieces.
 template <typename Visit>
 void stream_keys(const AccuracyInputs& inputs, std::int64_t origin, KeyRange range, const Visit& visit) {
   const AttentionSpec& spec = inputs.job.spec;
@@ -89,14 +89,15 @@ void round_all(Dtype dtype, std::vector<float>& values) {
   for (float& value : values) value = rounded(dtype, value);
 }
 
-// `infinite`: of latents, columns whose w_uv isn't finite: nor is O, NaN or ∞ by the order of a form's products.
+// `infinite`: MLA's columns whose w_uv isn't finite. O isn't finite there either; whether it is NaN or ∞ depends on the
+// order of a form's products.
 void judge_out(const AttentionSpec& spec, const CheckedRow& row, const std::vector<double>& oracle,
                const std::vector<float>& same_precision, const std::vector<bool>& infinite, const TensorView& out,
                Accuracy& accuracy) {
   const std::byte* at = out.at(row.row, row.sample.head);
   for (std::size_t i = 0; i < oracle.size(); ++i, at += size_of(spec.dtype)) {
     const auto value = static_cast<double>(load_element(at, spec.dtype));
-    // Beyond the dtype's range a value is rounded to ∞.
+    // Values beyond the dtype's range round to ∞.
     const auto expected = static_cast<double>(rounded(spec.dtype, static_cast<float>(oracle[i])));
     if (kind_of(value) != kind_of(expected)) {
       const bool either = row.tainted || (!infinite.empty() && infinite[i] && !std::isfinite(expected));
@@ -200,7 +201,7 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     const double expected_lse = oracles[i].finish(sink, expected);
     std::vector<float> same_precision = rows[i].same_precision.finish();
     std::vector<bool> infinite;
-    // Expanded, nothing is multiplied by w_uv for a row that sees no keys.
+    // In the expanded form, a row that sees no keys is not multiplied by w_uv.
     const bool nothing = rows[i].tiles.empty() && latents != nullptr && latents->form == MlaForm::kExpanded;
     if (nothing) {
       expected.assign(static_cast<std::size_t>(latents->spec.head_dim_v), 0.0);
@@ -247,7 +248,7 @@ std::vector<RowSample> sample_rows(const Job& job, std::int64_t count, std::uint
     }
     return samples;
   }
-  // Rows are counted token · heads + head; heads take turns so that all are seen.
+  // Rows are numbered token · heads + head. The samples cycle through the heads, so that all heads are checked.
   std::set<std::pair<std::int64_t, int>> chosen{{0, 0}};
   if (count > 1) chosen.insert({tokens - 1, static_cast<int>(heads - 1)});
   for (std::uint32_t i = 0; static_cast<std::int64_t>(chosen.size()) < count; ++i) {
@@ -261,8 +262,8 @@ std::vector<RowSample> sample_rows(const Job& job, std::int64_t count, std::uint
 }
 
 std::int64_t few_rows(const Job& job) {
-  constexpr std::int64_t kKeys = 1 << 21;         // of all rows together
-  constexpr std::int64_t kKeysOfShortRows = 256;  // that take as long as what a row takes beside its keys
+  constexpr std::int64_t kKeys = 1 << 21;         // for all rows together
+  constexpr std::int64_t kKeysOfShortRows = 256;  // the cost of a row besides its keys, in keys
   std::int64_t longest = kKeysOfShortRows;
   for (const std::int64_t length : job.batch.k_lengths()) longest = std::max(longest, length);
   return std::max<std::int64_t>(64, kKeys / longest);
@@ -320,7 +321,8 @@ Accuracy check_result(const Collective& collective, const JobInput& input, const
     inputs.v = reader(SyntheticTensor::kLatent);
   }
   const std::vector<RowSample> samples = sample_rows(job, count, kSampleSeed);
-  // One rank may own all the sampled rows; a processor computes some 1e9 products a second in fp64.
+  // Estimated for the case that one rank owns all sampled rows. A processor core computes about 1e9 products per second
+  // in fp64.
   const double products = static_cast<double>(samples.size()) * static_cast<double>(job.batch.k_tokens()) *
                           (job.spec.head_dim + job.spec.head_dim_v);
   Accuracy mine;

@@ -63,7 +63,7 @@ struct PatternPart {
     const std::string_view digits = values[index];
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     if (error != std::errc() || end != digits.data() + digits.size()) {
-      refuse(text, fmt::format("\"{}\" is no seed", digits));
+      refuse(text, fmt::format("\"{}\" is not a seed", digits));
     }
     return value;
   }

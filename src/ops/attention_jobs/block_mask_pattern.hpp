@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of key tiles as patterns in words.
+// Block masks as patterns in words.
 //
-// A pattern is parts joined by "+": the mask is the union of them.
+// A pattern is one or more parts joined by "+". The mask is their union.
 //   window:W            keys at most W tokens from one of the block's queries
 //   global:G            the first G keys for every query, every key for the first G queries
 //   vertical:K,K,…      the keys at these positions, for every query
@@ -26,13 +26,14 @@
 
 namespace ringattn {
 
-inline constexpr int kDefaultMaskBlock = 128;                          // tokens of a block where the pattern names none
-inline constexpr std::int64_t kMaxMaskTokens = std::int64_t{1} << 30;  // that a pattern, or a block, may name
+inline constexpr int kDefaultMaskBlock = 128;  // tokens of a block if the pattern sets none
+inline constexpr std::int64_t kMaxMaskTokens = std::int64_t{1}
+                                               << 30;  // the largest number of tokens in a pattern or block
 
 // Selects the top `count` blocks by the job's rows; `spec` is the job's, with the block mask's shape.
 using TopKBlocks = std::function<BlockMask(const AttentionSpec& spec, int count)>;
 
-// The block mask of a job, from a pattern. Throws kUsage for an invalid pattern, and kMemory where the mask exceeds the
+// The block mask of a job, from a pattern. Throws kUsage for an invalid pattern, and kMemory if the mask exceeds the
 // budget.
 BlockMask block_mask_from_pattern(std::string_view text, const Job& job, const TopKBlocks& best,
                                   const BlockMaskBudget& budget);

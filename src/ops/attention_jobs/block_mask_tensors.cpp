@@ -27,12 +27,12 @@ constexpr const char* kMask = "block_mask";
 constexpr const char* kBegins = "block_indptr";
 constexpr const char* kBlocks = "block_indices";
 
-// The bytes of a tensor, of which a piece is in memory at a time.
+// The bytes of a tensor, one piece of which is in memory at a time.
 class TensorPieces {
  public:
   explicit TensorPieces(const TensorSource& tensor) : tensor_(tensor) {}
 
-  // Elements from a byte on: at least one, and all that are there.
+  // Elements from byte `byte` on: at least one, and as many as the piece has.
   std::span<const std::byte> from(std::int64_t byte) {
     constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
     if (byte < first_ || byte >= first_ + static_cast<std::int64_t>(piece_.size())) {
@@ -50,7 +50,7 @@ class TensorPieces {
   std::vector<std::byte> piece_;
 };
 
-// Appends the numbers of the `blocks` entries of a mask from `begin` on that aren't 0.
+// Appends the indices of the nonzero entries among `blocks` entries of a mask from `begin` on.
 void add_mask_blocks(TensorPieces& mask, std::int64_t begin, std::int64_t blocks, std::vector<std::int32_t>& listed) {
   constexpr std::int64_t kWord = 8;
   constexpr std::byte kZeros[kWord] = {};
@@ -101,20 +101,20 @@ class IntegerPieces {
   bool wide_;
 };
 
-// Lists in compressed rows.
+// A block mask in block compressed sparse rows (BSR).
 class BsrTensors {
  public:
   BsrTensors(const TensorSource& begins, const TensorSource& blocks) : begins_(begins), blocks_(blocks) {}
 
   std::int64_t lists() const { return begins_.size() - 1; }
-  // Checks that are possible before the mask is read.
+  // Makes the checks that are possible before the mask is read.
   void check_ends() {
     if (begins_.at(0) != 0) begins_.refuse(0, "the first list begins at 0", kSuggestion);
     if (begins_.at(lists()) == blocks_.size()) return;
     begins_.refuse(lists(), fmt::format("the last list ends with {}, which has {} entries", kBlocks, blocks_.size()),
                    kSuggestion);
   }
-  // Appends mask row `number`, which is that of `place`; the rows before it have been read.
+  // Appends row `number` of the mask, which is `mask_row`. The rows before it have been read.
   void add(std::int64_t number, const BlockMaskRow& mask_row, int key_block, std::vector<std::int32_t>& listed) {
     const std::int64_t begin = begins_.at(number);
     const std::int64_t end = begins_.at(number + 1);
@@ -214,7 +214,7 @@ BlockMask block_mask_from_rows(const TensorSource& begins, const TensorSource& b
                                const Job& job, const BlockMaskBudget& budget) {
   BsrTensors rows(begins, blocks);
   const std::vector<MaskedSequence> listed = masked_sequences(job.batch);
-  std::vector<std::int64_t> before;  // query blocks of the sequences before each
+  std::vector<std::int64_t> before;  // total number of query blocks in earlier sequences
   std::int64_t all = 0;
   for (const MaskedSequence& of : listed) {
     before.push_back(all);

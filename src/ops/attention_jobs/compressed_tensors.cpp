@@ -21,12 +21,12 @@ namespace {
 
 MessageTemplate write_anew() { return {command("compress"), " writes such files."}; }
 
-// Whatever its rank is said to be: one that can't be is refused as such, when the tensors have been found.
+// Ignores the value of the rank: an invalid one is refused once the tensors have been found.
 bool has_basis(const RowFormat& format) {
   return format.encoding == RowEncoding::kLowRank || format.encoding == RowEncoding::kHybrid;
 }
 
-// Channels of a head, from the shapes of what is stored.
+// Channels of a head, from the shapes of the stored tensors.
 std::int64_t dim_of(const RowFormat& format, const TensorSource& first, const std::optional<TensorSource>& basis) {
   if (basis) {
     require(basis->info->shape.size() == 3, *basis, "it must have 3 axes", write_anew());
@@ -144,7 +144,7 @@ void CompressedSource::check(const CompressedRows& rows, std::span<const PackedR
 }
 
 void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const {
-  // Some runs at a time: they are read with the rest of their groups.
+  // Some runs at a time, which are read with the rest of their quantization groups.
   TensorCodec decompressor(format, shape, {std::max(threads, 1), kNoDevice});
   const std::int64_t group = quantized_per_token(format) ? 1 : format.group;
   const auto row_bytes = static_cast<std::size_t>(shape.heads * shape.dim) * size_of(shape.dtype);
@@ -282,8 +282,8 @@ CompressedSource find_source(const SafetensorsFile& file, std::string_view name,
 
 namespace {
 
-// Refuses what a table may not hold, as it is read part by part: before it takes memory. Of tails, what the sequences
-// have in them.
+// Checks a table part by part, so that an invalid one is refused before it takes memory. Of tails, checks the entries
+// that the sequences use.
 void check_table(const SafetensorsFile& file, const CompressedSource& source, int number, const FormatTable& table,
                  const TensorSource& tensor) {
   const std::int64_t bytes = size_of(table.type, source.shape.dtype);
@@ -312,7 +312,7 @@ void check_table(const SafetensorsFile& file, const CompressedSource& source, in
 
 }  // namespace
 
-// Once the sequences are known.
+// Called once the sequences are known.
 void find_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
                  CompressedSource& source, std::vector<TensorSource>& used) {
   const std::int64_t count = static_cast<std::int64_t>(sequences.size());

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressed keys and values in a file. Its metadata say how each is stored, `k_format` and `v_format` as
-// describe(RowFormat) writes them, "plain" or absent where a tensor lies as it is. The tensor k of a format is then
-// k_<stream> [tokens, heads, width] for each stream, tokens packed in the order of their sequences, and k_<table> for
-// each table (kernels/quant/row_format.hpp). q, cu_seqlens_q, cu_seqlens_k, q_offset and sinks are those of any other
-// file.
+// Compressed keys and values in a file. The metadata `k_format` and `v_format` have the formats as describe(RowFormat)
+// writes them, or are "plain" or absent if a tensor is not compressed. A compressed tensor k consists of k_<stream>
+// [tokens, heads, width] for each stream, tokens packed in the order of their sequences, and k_<table> for each table
+// (kernels/quant/row_format.hpp). q, cu_seqlens_q, cu_seqlens_k, q_offset and sinks are as in any other file.
 //
 // For a paged cache the tensor is k_pages, and its streams have the same axes: k_pages_<stream>
 // [pages, page_size, heads, width], or [pages, heads, page_size, width].
@@ -26,30 +25,30 @@
 
 namespace ringattn {
 
-// Element types as files have them.
+// The element types in files.
 FileDtype file_dtype(StoredType type, Dtype dtype);
 
-// One of the two, not plain.
+// Compressed keys, or compressed values.
 struct CompressedSource {
   std::string name;  // "k", or "k_pages"
   RowFormat format;
   RowShape shape;
   std::vector<std::int64_t> cu;              // of the keys: [sequences + 1]
-  std::vector<TensorSource> streams;         // in the order of format_streams(); of a file
-  AxisOrder order = AxisOrder::kThd;         // of these: kThd or, in pages, kBthd or kBhtd
-  std::shared_ptr<const PageTable> pages;    // in which the tokens lie; null: stored consecutively
-  std::vector<std::vector<std::byte>> made;  // the same, of a seed
-  std::vector<TensorSource> stored_tables;   // of format_tables(), of a file; their numbers were looked at
+  std::vector<TensorSource> streams;         // from a file, in the order of format_streams()
+  AxisOrder order = AxisOrder::kThd;         // axis order of the streams: kThd or, in pages, kBthd or kBhtd
+  std::shared_ptr<const PageTable> pages;    // pages that hold the tokens; null: stored consecutively
+  std::vector<std::vector<std::byte>> made;  // the streams, computed from a seed
+  std::vector<TensorSource> stored_tables;   // from a file, in the order of format_tables(); their values were checked
 
-  // Tables of the format, read from the file or made from the seed on first use, once for all that share the source.
-  // Throws kFile.
+  // Tables of the format. On first use they are read from the file or made from the seed, once for all users of the
+  // source. Throws kFile.
   const std::vector<std::vector<std::byte>>& tables() const;
   void set_tables(std::vector<std::vector<std::byte>> tables);
-  // The runs as rows that follow each other, a run of a sequence each; `to` are the packed tokens.
+  // The runs as consecutive rows, one run per sequence. `to`: packed tokens.
   std::vector<CompressedRun> rows_of(std::span<const PackedRun> runs) const;
   // Fills `target` with the runs' rows of a stream, [heads, width] each, consecutively. Throws kFile.
   void read_stream(std::size_t stream, std::span<const PackedRun> runs, std::span<std::byte> target) const;
-  // Throws kFile, naming tensor and index, where rows that were read hold an invalid value. `rows`: of rows_of(runs).
+  // Throws kFile, naming tensor and index, if rows that were read hold an invalid value. `rows`: as from rows_of(runs).
   void check(const CompressedRows& rows, std::span<const PackedRun> runs) const;
   // Fills `plain`, [total_tokens(runs), heads, dim], with the elements of the runs' tokens. Throws kFile.
   void read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const;
@@ -65,24 +64,24 @@ struct CompressedSource {
   std::shared_ptr<Held> held_ = std::make_shared<Held>();
 };
 
-// Where token `slot` of a pool lies in a tensor of pages, "page, token, head" in the tensor's own order of axes.
+// The coordinates of pool slot `slot` in a tensor of pages: "page, token, head" in the tensor's own order of axes.
 std::string page_coordinates(const PageTable& pages, AxisOrder order, std::int64_t slot, std::int64_t head);
 
 struct CompressedTensors {
-  std::optional<CompressedSource> k;  // none: plain
+  std::optional<CompressedSource> k;  // absent: plain
   std::optional<CompressedSource> v;
 
   CacheFormat format() const { return {k ? k->format : RowFormat{}, v ? v->format : RowFormat{}}; }
 };
 
 // The keys and values of a seed, compressed in host memory by the first rank that reads them. Ranks with the same share
-// have them once.
+// hold them once.
 class SyntheticCompressed {
  public:
-  // `job` has a format. Throws kUsage for one that doesn't fit.
+  // `job` has a format. Throws kUsage for an unsuitable one.
   SyntheticCompressed(const Job& job, std::uint64_t seed, std::shared_ptr<JobShare> share);
 
-  // Made at the first call.
+  // Computed at the first call.
   const CompressedTensors& tensors() const;
 
  private:
@@ -99,23 +98,24 @@ class SyntheticCompressed {
   mutable std::shared_ptr<const SyntheticTensors> made_;
 };
 
-// How the file stores `tensor`, "k" or "v": what its metadata say. Throws kFile for a format that is none.
+// How the file stores `tensor`, "k" or "v", according to its metadata. Throws kFile for an unknown format.
 RowFormat stored_format(const SafetensorsFile& file, std::string_view tensor);
 // True if the file's keys or values are compressed.
 bool holds_compressed(const SafetensorsFile& file);
-// The tensor that a format has first, of one that is named `stored`: "k_codes" of "k", or itself where it is plain.
+// The name of a format's first tensor for a tensor called `stored`: "k_codes" for "k", or "k" itself if it is plain.
 std::string first_tensor(const RowFormat& format, std::string_view stored);
 
-// The tensor `stored` of the file, in a format that is not plain, of elements of `dtype`, without its tables; `order`
-// is the axis order of the streams, and `name` its name in messages. Throws kFile, naming the tensor and the problem.
+// Finds the tensor `stored` of the file, in a format that is not plain and with elements of `dtype`, without its
+// tables. `order`: axis order of the streams. `name`: its name in messages. Throws kFile, naming the tensor and the
+// problem.
 CompressedSource find_source(const SafetensorsFile& file, std::string_view name, std::string_view stored,
                              const RowFormat& format, Dtype dtype, AxisOrder order);
-// Finds the rest, once its sequences are known. Tables are checked part by part, and are kept in memory only once they
-// are asked for. The tensors found join `used`. Throws kFile.
+// Finds the tables, once the sequences are known. Tables are checked part by part, and are read into memory only when
+// they are needed. Appends the tensors to `used`. Throws kFile.
 void find_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
                  CompressedSource& source, std::vector<TensorSource>& used);
 
-// As find_input(), of a file that holds them. Throws kFile, naming the tensor and what is wrong.
+// As find_input(), for a file with compressed tensors. Throws kFile, naming the tensor and the problem.
 InputTensors find_compressed(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
                              std::optional<CompressedTensors>& found);
 

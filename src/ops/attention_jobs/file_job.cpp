@@ -17,7 +17,7 @@
 namespace ringattn {
 
 DecodeOptions decode_options(const Options& options) {
-  // The host has lengths and tables, and checks them.
+  // unchecked_tables is false: lengths and tables are in host memory, where they are checked.
   return {options.kernel, options.memory_budget, false, options.threads, options.timeout_seconds};
 }
 
@@ -79,8 +79,8 @@ void PreparedFileJob::prepare(Transport& transport, Options options, int heads_a
 
 KernelShape PreparedFileJob::tiles() {
   if (!input_->decodes()) return ring().plan.kernel;
-  // Decoded rows have the key tiles of the attention kernel of the same name; where there is none, all
-  // rows of a step at once.
+  // Decoded rows have the key tiles of the attention kernel with the same name. Without one, all rows of a step share
+  // their tiles.
   const AttentionSpec spec = decode_spec(*input_).attention;
   const auto same = [&](const AttentionRow& row) { return row.name == kernel().name; };
   if (std::ranges::none_of(kernel_table<AttentionSpec>(), same)) return {step_->key_tile, kMaxDecodeRows};

@@ -6,7 +6,7 @@
 
 namespace ringattn {
 
-// FLOPs of its attention; for MLA, of the form that computes it.
+// FLOPs of the attention; for MLA, in the form that computes it.
 double job_flops(const JobInput& input);
 
 }  // namespace ringattn

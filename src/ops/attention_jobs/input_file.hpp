@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of attention, decode and MLA in an open file. The ranks of a process share them: whatever the short lists
-// take, it is there once.
+// The tensors of attention, decode and MLA in an open file. The ranks of a process share them, so the short lists are
+// in memory once.
 #pragma once
 
 #include <memory>
@@ -14,19 +14,19 @@
 namespace ringattn {
 
 struct InputFile {
-  // q, k and v, or q and a paged cache, or q and latents, and what may stand beside them. Throws kFile.
+  // Finds q, k and v, or q and a paged cache, or q and latents, and optional tensors. Throws kFile.
   explicit InputFile(std::shared_ptr<const TensorFile> opened_file);
 
   const SafetensorsFile& file() const { return opened->file; }
   const FileInput& request() const { return opened->request; }
 
   std::shared_ptr<const TensorFile> opened;
-  std::optional<CompressedTensors> compressed;  // of compressed keys or values
-  std::optional<MlaTensors> latents;            // of latent attention
+  std::optional<CompressedTensors> compressed;  // only if keys or values are compressed
+  std::optional<MlaTensors> latents;            // only for MLA
   InputTensors tensors;                         // found last
 };
 
-// Found now, or before by a rank with the same share. Throws kFile.
+// Opens the file, or returns the one that a rank with the same share has opened. Throws kFile.
 std::shared_ptr<const InputFile> open_input_file(const FileInput& input, JobShare& share);
 
 }  // namespace ringattn

@@ -19,7 +19,7 @@ namespace ringattn {
 
 namespace {
 
-// How many elements the largest tensor may have: its bytes must stay countable.
+// Maximum number of elements of a tensor, so that its number of bytes doesn't overflow.
 constexpr double kMaxElements = 0x1p60;
 
 bool is_matrix(SyntheticTensor tensor) {
@@ -210,7 +210,8 @@ void JobInput::take_numerics(const Numerics& numerics, const TopKDevice& target)
     }
     query_without_key_ = first_without_key(job_.batch, *file_->tensors.positions);
     set_positions(job_, file_->tensors.positions);
-    // A step's rows are the last ones of their cache. A job in rows is the same one.
+    // The rows of a decode step are the last ones of their cache. The equivalent job in rows is aligned in the same
+    // way.
     if (job_.positions == nullptr) job_.batch.sequences = aligned_to_end(job_.batch.sequences, spec.mask);
     if (op_ == Op::kDecode) {
       if (job_.positions != nullptr || !queries_end_keys(job_.batch.sequences)) {
@@ -259,7 +260,7 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
   read_rows(source, grid, tokens, rows);
 }
 
-// Packed keys as tokens of the file's own axis.
+// Packed keys as tokens on the file's own axis.
 std::vector<PackedRun> JobInput::file_keys(std::span<const PackedRun> runs) const {
   std::vector<PackedRun> tokens = runs_of_whole(SyntheticTensor::kK, runs);
   if (file_->tensors.pages) tokens = pool_runs(*file_->tensors.pages, whole().cu_k(), tokens);
@@ -314,7 +315,7 @@ std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<c
   return tokens;
 }
 
-// The tensor of the file, whatever the job makes of it.
+// The tensor in the file, however the job uses it.
 const CompressedSource* JobInput::stored(SyntheticTensor tensor) const {
   if (!made_ && (!file_ || !file_->compressed)) return nullptr;
   const CompressedTensors& tensors = made_ ? made_->tensors() : *file_->compressed;
@@ -328,7 +329,7 @@ const CompressedSource* JobInput::compressed(SyntheticTensor tensor) const {
 
 JobInput JobInput::decoded(std::int64_t page_size) const {
   JobInput step = *this;
-  step.job_.format = {};  // its cache is filled with elements
+  step.job_.format = {};  // its cache is filled with uncompressed elements
   if (op_ != Op::kMla) step.op_ = Op::kDecode;
   step.repaged_ = true;
   step.dealt_.reset();
@@ -350,7 +351,7 @@ JobInput JobInput::attended(std::string why) const {
 
 JobInput JobInput::last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const {
   JobInput last = *this;
-  last.job_.format = {};  // groups of tokens are those of the whole
+  last.job_.format = {};  // quantization groups are those of the whole sequences
   last.repaged_ = true;
   last.dealt_.reset();
   const std::vector<std::int64_t> cu_q = job_.batch.cu_q();

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kSampleSeed = 21;  // any; the same rows each time
 
-// The share that one row keeps; NaN where it sees no key.
+// The share that one row keeps; NaN if it sees no key.
 double mass_of(const JobInput& input, const RowSample& sample, int threads) {
   const Job& job = input.job();
   AttentionSpec spec = job.spec;

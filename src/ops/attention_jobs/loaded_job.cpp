@@ -179,7 +179,7 @@ RunStats LoadedJob::run(RunMode mode, const ProgressCallback& on_progress) {
   }
   collective_.barrier();
   const RunStats stats = run_(block_done, mode);
-  // Ranks may end far apart, where their sequences have nothing to do with each other.
+  // If the ranks' sequences are independent, they may end at very different times.
   collective_.barrier(ring_.time_estimate.seconds);
   return stats;
 }

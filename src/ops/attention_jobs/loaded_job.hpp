@@ -31,23 +31,23 @@ struct RankResult {
   RowView lse_view(const AttentionSpec& spec) const;
 };
 
-// Called with the steps that are done of all of `what` ("row of input", "block"); for progress displays.
+// Reports progress: the finished steps of `what` ("row of input", "block").
 using ProgressCallback = std::function<void(std::string_view what, const StepCount& steps)>;
 
 // This rank's rows of a job in the memory of its kernel, ready to be computed any number of times. All calls are
-// collective over `collective`, in whose world the front ring was made; that outlives the object.
+// collective over `collective`, in whose world the op was made. The op outlives the object.
 class LoadedJob {
  public:
-  // Allocates everything and reads the rows; of latents, the matrices of all heads too.
+  // Allocates everything and reads the rows; for MLA also the matrices of all heads.
   LoadedJob(const JobInput& input, Attention& attention, const Collective& collective,
             const ProgressCallback& on_progress = {});
   LoadedJob(const JobInput& input, Mla& latent, const Collective& collective, const ProgressCallback& on_progress = {});
-  LoadedJob(const LoadedJob&) = delete;  // what runs refers to the object
+  LoadedJob(const LoadedJob&) = delete;  // run_ refers to the object
   LoadedJob& operator=(const LoadedJob&) = delete;
 
-  // Begins on all ranks at once and returns when all are done.
+  // Starts on all ranks at once and returns when all are done.
   RunStats run(RunMode mode = RunMode::kWhole, const ProgressCallback& on_progress = {});
-  // The rows of the last run, in host memory. Ends the object's use.
+  // Returns the rows of the last run, in host memory. The object can't be used afterwards.
   RankResult fetch(const RunStats& stats);
 
  private:
@@ -76,7 +76,7 @@ class LoadedJob {
   RankResult result_;
   std::vector<Buffer> buffers_;
   std::vector<MutableTensorView> inputs_;
-  MlaWeights weights_;  // of latents
+  MlaWeights weights_;  // MLA only
   Buffer sinks_, workspace_;
   MutableTensorView out_;
   RowView lse_;

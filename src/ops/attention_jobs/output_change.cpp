@@ -36,8 +36,8 @@ struct ExactRow {
   double lse = 0.0;
 };
 
-// The samples of a sequence over one of the caches, whose keys may be fewer, and stand elsewhere. `sinks`: [heads], or
-// empty. `latents`: the matrices of an MLA job, which is computed in the absorbed form; null: of another.
+// The samples of a sequence over one of the caches. The second cache may have fewer keys, at other positions. `sinks`:
+// [heads], or empty. `latents`: the matrices of an MLA job, which is computed in the absorbed form; otherwise null.
 std::vector<ExactRow> compute(const JobInput& input, std::size_t sequence, std::span<const RowSample> samples,
                               const std::vector<std::vector<double>>& queries, std::span<const float> sinks,
                               const MlaProjections* latents, int threads) {
@@ -70,7 +70,7 @@ struct Squares {
   double of_out = 0.0;
 };
 
-// The greater of both, or NaN where one of them is.
+// The greater of both; NaN if either is NaN.
 double greater(double a, double b) { return b > a || std::isnan(b) ? b : a; }
 
 void compare(const ExactRow& before, const ExactRow& after, OutputChange& change, Squares& squares) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares a result with the output file of an earlier run of the same job, bit for bit.
+// Compares a result bit for bit with the output file of an earlier run of the same job.
 #pragma once
 
 #include <array>
@@ -24,12 +24,12 @@ class OutputFile {
   // Throws kFile unless the file holds out and lse of a job of this shape.
   OutputFile(const std::string& path, const JobInput& input);
 
-  // How the file's job differs from the input's by what the file says of itself, where that makes other bits: "the file
-  // is of the absorbed form, the job of the expanded". Nothing where it says nothing of it.
+  // Differences between the file's job and the input's that change bits, according to the file's metadata: "the file is
+  // of the absorbed form, the job of the expanded".
   const std::vector<std::string>& other_job() const { return other_job_; }
   std::vector<FileFingerprint> fingerprints() const { return ringattn::fingerprints(std::array{out_, lse_}); }
-  // The first difference of this rank's rows, those of `runs`, from the file's: out, [rows, heads, head_dim_v], in host
-  // memory, then lse, [rows, heads]. Throws kFile.
+  // The first difference between this rank's rows, those of `runs`, and the file: in out, [rows, heads, head_dim_v],
+  // then in lse, [rows, heads]. All in host memory. Throws kFile.
   std::optional<Difference> compare(std::span<const PackedRun> runs, const TensorView& out, const RowView& lse) const;
 
  private:

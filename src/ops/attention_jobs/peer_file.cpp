@@ -14,7 +14,7 @@ PeerFile::PeerFile(const std::string& path, const JobInput& input)
     : file_(std::make_unique<const SafetensorsFile>(path)), grid_(input.out_grid()) {
   if (!file_->contains("out")) {
     fail(ErrorCode::kFile, fmt::format("{} can't be compared", path), "it has no tensor out",
-         {setting("peer"), " takes a file with another system's out, and lse where it gives one."});
+         {setting("peer"), " takes a file with another system's out, and its lse if it has one."});
   }
   out_ = file_->tensor("out");
   check_output_tensor(path, out_, grid_.shape(), file_dtype(input.job().spec.dtype));

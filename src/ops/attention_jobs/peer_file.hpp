@@ -31,7 +31,7 @@ class PeerFile {
     TensorView out;  // [total_tokens(runs), heads, head_dim_v]
     RowView lse;     // [total_tokens(runs), heads]; no data: the file has none
   };
-  // The tokens of `runs`, in order, in host memory. Throws kFile.
+  // Reads the tokens of `runs`, in order, to host memory. Throws kFile.
   Rows read(std::span<const PackedRun> runs, Dtype dtype) const;
 
  private:

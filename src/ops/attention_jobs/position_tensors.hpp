@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The positions of keys in a file whose cache has lost tokens: k_positions, I32 [tokens, heads], where heads are 1 or
-// those of k, in the order in which the tokens of the sequences are packed, wherever pages hold them; and k_lengths,
-// I32 or I64 [sequences], the tokens that each sequence had. Without q_offset queries are aligned to the end of these.
+// The positions of keys in a file from whose cache tokens were evicted: k_positions, I32 [tokens, heads], where heads
+// is 1 or that of k, in the packed order of the tokens, also if they are in pages; and k_lengths, I32 or I64
+// [sequences], the original lengths of the sequences. Without q_offset, queries are aligned to the end of these.
 #pragma once
 
 #include "io/safetensors_file.hpp"
@@ -9,10 +9,10 @@
 
 namespace ringattn {
 
-// Whether the file has positions of its keys. Throws kFile where it has only k_lengths.
+// Whether the file has positions of its keys. Throws kFile if it has only k_lengths.
 bool holds_positions(const SafetensorsFile& file);
 
-// Reads them into `input`, whose sequences are known, and moves its queries. Throws kFile, naming tensor and place, for
+// Reads them into `input`, whose sequences are known, and moves its queries. Throws kFile, naming tensor and index, for
 // other shapes and types, and for positions that don't ascend or lie outside of their sequences.
 void read_positions(const SafetensorsFile& file, const InputNames& names, InputTensors& input);
 

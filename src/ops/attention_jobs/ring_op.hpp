@@ -9,7 +9,7 @@
 
 namespace ringattn {
 
-// Refers to the front op, which outlives it.
+// Refers to an op, which outlives it.
 struct RingOp {
   Backend& backend;
   const AttentionChoice& kernel;  // what computes attention

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One row of attention as a program without care for its sums would compute it, whose error is the yardstick of
-// others'.
+// One row of the same-precision reference: attention as a straightforward fp32 program would compute it. Its error
+// bounds the allowed error of kernels.
 #pragma once
 
 #include <algorithm>
@@ -69,10 +69,10 @@ class SamePrecisionRow {
     });
   }
 
-  // Behind finish().
+  // Valid after finish().
   float lse() const { return max_ + std::log(whole_sum()); }
 
-  // O of each dim, rounded to the dtype.
+  // O, rounded to the dtype.
   std::vector<float> finish() {
     close_run();
     const float sum = whole_sum();
@@ -82,7 +82,7 @@ class SamePrecisionRow {
   }
 
  private:
-  static constexpr std::int64_t kRunKeys = 128;  // that are summed before their sum joins the others
+  static constexpr std::int64_t kRunKeys = 128;  // keys that are summed before the sum is added to the others
 
   template <typename Visit>
   void for_each_key(std::int64_t first_key, std::int64_t tokens, const Visit& visit) {

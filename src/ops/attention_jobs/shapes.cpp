@@ -18,7 +18,7 @@ namespace ringattn {
 
 namespace {
 
-// A size that cuts the longest sequence into a handful of blocks, at places where the plan's own blocks don't end.
+// A size that cuts the longest sequence into a handful of blocks, at other tokens than the plan's own blocks.
 std::int64_t second_block_size(const Job& job, int key_tile) {
   std::int64_t longest = 1;
   for (const Sequence& sequence : job.batch.sequences) longest = std::max(longest, sequence.k_len);
@@ -26,13 +26,14 @@ std::int64_t second_block_size(const Job& job, int key_tile) {
   return (tiles / 5 + 1) * key_tile;
 }
 
-// The results of a shape, brought to the even layout of the whole world.
+// The results of a shape, moved to the even layout of the whole world.
 struct EvenResult {
   Buffer out;
   Buffer lse;
 };
 
-// A shape's own world: ranks 0 … size − 1, and null elsewhere. A failure inside it is one of the whole world.
+// A shape's own world: ranks 0 … size − 1, and null on other ranks. A failure inside of it is raised in the whole
+// world.
 class Runner {
  public:
   Runner(const JobInput& input, const Options& options, Transport& world)
@@ -52,7 +53,7 @@ class Runner {
     options.block_tokens = shape.block;
     RankResult result;
     std::optional<Layout> layout;
-    std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
+    std::optional<Error> agreed;  // agreed by the shape's ranks; the others don't know it yet
     if (part) {
       try {
         PreparedFileJob prepared(input_of(shape), *part, options, shape.heads_at_a_time);
@@ -64,7 +65,7 @@ class Runner {
         agreed = error;
       }
     }
-    // The others have nothing to do but wait for the shape's ranks.
+    // The other ranks only wait for the shape's ranks.
     const double estimated = job_flops(input_.job()) / (shape.ranks * options_.machine.flops_per_second);
     agree(world_, agreed ? &*agreed : nullptr, collective_.timeouts().for_work(estimated));
     EvenResult even;
@@ -106,7 +107,7 @@ class Runner {
     return shape.page_size ? input_.decoded(*shape.page_size) : input_;
   }
 
-  // The rows that ranks own which decode.
+  // The layout of a decode step's result rows.
   Layout row_layout(int ranks) const {
     const Batch& batch = input_.job().batch;
     std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(ranks));
@@ -119,7 +120,7 @@ class Runner {
     return {batch.q_lengths(), std::move(runs)};
   }
 
-  // The layout that the shape's ranks deal, on a rank that isn't among them.
+  // The layout of the shape's ranks, computed on a rank that isn't among them.
   Layout dealt_layout(const Shape& shape, const Options& options) const {
     Options fitting = options;
     fitting.kernel = compatible_request(options.kernel, world_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job in several shapes (numbers of ranks, layouts, block sizes; of a cache, pages), whose results must have the same
-// bits.
+// A job in several shapes (numbers of ranks, layouts, block sizes; for a cache, page sizes), whose results must have
+// the same bits.
 #pragma once
 
 #include <cstdint>
@@ -20,41 +20,42 @@ namespace ringattn {
 struct Shape {
   Op op = Op::kAttention;
   int ranks = 1;
-  LayoutRequest layout = {};                   // of kAttention and kMla
-  std::int64_t block = 0;                      // of kAttention and kMla: tokens; 0: the plan's own
-  std::optional<std::int64_t> page_size = {};  // of kDecode; 0: no pages; absent: as the input has them
-  int heads_at_a_time = 0;                     // of kMla, expanded; 0: the op class's own
+  LayoutRequest layout = {};                   // kAttention and kMla only
+  std::int64_t block = 0;                      // kAttention and kMla only: tokens; 0: chosen by the plan
+  std::optional<std::int64_t> page_size = {};  // kDecode only; 0: no pages; absent: as in the input
+  int heads_at_a_time = 0;                     // kMla, expanded, only; 0: the op's default
 };
 
-// Sizes of worlds, and what is held fixed in every shape; the rest is varied.
+// The numbers of ranks, and the settings that are the same in every shape. Other settings are varied.
 struct ShapeRequest {
   std::vector<int> ranks;
   std::optional<LayoutRequest> layout;
   std::optional<std::int64_t> block;
-  bool page_size = false;  // as the input has it
-  bool as_rows = true;     // of steps: also computed as rows of a prefill, whose kernel of the same name has their bits
+  bool page_size = false;  // keep the page size of the input
+  bool as_rows = true;     // decode steps: also compute them as rows of a prefill by the kernel of the same name, which
+                           // has their bits
 };
 
-// One shape for each choice that makes another one; the first is what the others are compared with. `key_tile`: of the
-// kernel that computes them. Expanded latents are also taken a head at a time, where the request says nothing.
+// One shape for each choice that gives a different shape. The others are compared with the first. `key_tile`: of the
+// kernel. The expanded form of MLA is also computed one head at a time, unless the request sets it.
 std::vector<Shape> shapes_of(const ShapeRequest& request, const JobInput& input, int key_tile);
 
-// The same of an input that is decoded: on each number of ranks over its own cache, and on the first and the last over
-// caches with other pages and without, and by Attention.
+// The same for an input that is decoded: on each number of ranks over its own cache; on the first and the last number
+// also over caches with other pages and without pages, and by Attention.
 std::vector<Shape> decode_shapes_of(const ShapeRequest& request, const JobInput& input);
 
 // Ranks, layout, stripe, block and the number of blocks of a shape around the ring, for a row of a table.
 std::vector<std::string> shape_cells(const Shape& shape, std::int64_t blocks);
 
 struct ShapeResult {
-  std::int64_t blocks = 0;  // of the plan, or the longest sequence's KV splits; on a rank that the shape leaves out, of
-                            // an earlier shape
-  std::optional<Difference> difference;  // the first, from the first shape's results
+  std::int64_t blocks = 0;  // of the plan, or the longest sequence's KV splits; on a rank outside of the shape: of an
+                            // earlier shape
+  std::optional<Difference> difference;  // the first difference from the first shape's results
 };
 
-// Runs the job in every shape, in worlds split from `world`, and compares out and lse with those of the first. The
-// result of each shape is given to `done` as soon as it is known. Options stand for what a Shape doesn't say, with a
-// machine model. Collective. Throws what a job throws.
+// Runs the job in every shape, in worlds split from `world`, and compares out and lse with those of the first shape.
+// Passes the result of each shape to `done` as soon as it is known. `options`, including a machine model, apply to what
+// a Shape doesn't set. Collective. Throws the errors of a job.
 void run_shapes(const JobInput& input, const Options& options, std::span<const Shape> shapes, Transport& world,
                 const std::function<void(const Shape&, const ShapeResult&)>& done);
 

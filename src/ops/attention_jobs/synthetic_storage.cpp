@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kTokensAtOnce = 1 << 12;
 
-// True if rows keep their dtype. Throws kUsage if `name` is another dtype.
+// True if rows are stored in their dtype. Throws kUsage if `name` is another dtype.
 bool as_they_are(const std::string& name, Dtype dtype) {
   if (name.empty() || name == dtype_name(dtype)) return true;
   for (const Dtype other : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
@@ -29,7 +29,7 @@ bool as_they_are(const std::string& name, Dtype dtype) {
   return false;
 }
 
-// Calls part(tokens, latents, fp8 rows, first) for some tokens at a time, of which latents and FP8 rows are made.
+// Generates latents and FP8 rows of some tokens at a time, and calls part(tokens, latents, fp8 rows, first) for them.
 template <class Part>
 void for_each_part(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens, int threads,
                    const Part& part) {

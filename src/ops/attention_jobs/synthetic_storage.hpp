@@ -15,18 +15,18 @@
 
 namespace ringattn {
 
-// `name`: a method of compression_methods(), in its usual format, or a format by its words, or the rows' own dtype, or
-// nothing: as they are. Throws kUsage for others.
+// `name`: a method of compression_methods(), in its usual format, or a format string; the rows' own dtype or an empty
+// name: uncompressed. Throws kUsage for other names.
 CacheFormat synthetic_format(const std::string& name, const AttentionSpec& spec);
 
 // True if latents are stored as FP8 rows (kernels/quant/latent_rows.hpp). `name`: "fp8", or as above. Throws kUsage for
 // other names, and for latents that FP8 rows don't support.
 bool is_fp8_latent_format(const std::string& name, const MlaSpec& spec);
 
-// Makes the FP8 rows of these tokens, consecutively, from the latents and rotary keys that fill_synthetic() makes.
+// Generates the FP8 rows of these tokens, consecutively, from the latents and rotary keys of fill_synthetic().
 void make_fp8_latents(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens,
                       std::span<std::byte> rows, int threads);
-// The latents that such rows hold: `latent` is [tokens, 1, latent_dim], bf16.
+// The latents that these rows hold after dequantization: `latent` is [tokens, 1, latent_dim], bf16.
 void make_stored_latents(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens,
                          const MutableTensorView& latent, int threads);
 

@@ -56,7 +56,7 @@ class InputRows {
  private:
   static constexpr std::size_t kPieceBytes = std::size_t{1} << 25;
 
-  // By the two halves in turn.
+  // Copies through two buffers in turn.
   void copy(SyntheticTensor tensor, const PackedRun& run, const MutableTensorView& rows) {
     const auto half = static_cast<std::size_t>(next_);
     next_ = 1 - next_;
@@ -75,7 +75,7 @@ class InputRows {
   Backend& backend_;
   std::vector<std::int64_t> cu_q_, cu_k_;
   std::size_t token_bytes_ = 0;
-  std::int64_t most_ = 0;  // rows of a piece
+  std::int64_t most_ = 0;  // maximum number of rows of a piece
   Buffer rows_;
   Buffer halves_[2];
   std::unique_ptr<Events> copied_;

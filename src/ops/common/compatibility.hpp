@@ -8,8 +8,8 @@
 
 namespace ringattn {
 
-// Returns the kernel request for a job over `transport`. With several ranks, a request of neither a backend nor a
-// kernel becomes a request of the backend whose memory the transport moves.
+// Returns the kernel request for a job over `transport`. With several ranks, a request that names neither a backend nor
+// a kernel becomes a request for the backend whose memory the transport moves.
 KernelRequest compatible_request(const KernelRequest& request, const Transport& transport);
 
 // Throws kUnsupported if there are several ranks and the transport can't move the backend's memory.

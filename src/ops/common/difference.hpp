@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results compared bit for bit, and the first difference in words that lead to it.
+// Bitwise comparison of results, and a description of the first difference.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@
 
 namespace ringattn {
 
-// One element in which two results differ. Plain bytes: ranks tell each other.
+// One element in which two results differ. Trivially copyable, because ranks exchange it.
 struct Difference {
-  bool in_lse = false;     // else in out; of an SSM op: in the final states, else in y
-  std::int64_t token = 0;  // packed; of final states: the sequence
+  bool in_lse = false;     // in lse, not out; for an SSM op: in the final states, not y
+  std::int64_t token = 0;  // packed token; for final states: the sequence
   std::int64_t head = 0;
   std::int64_t dim = 0;  // 0 in lse
   Dtype dtype = Dtype::kF32;
@@ -27,21 +27,21 @@ struct Difference {
   std::uint32_t right_bits = 0;
 };
 
-// How many representable values `left` and `right` lie apart, −0 and +0 as neighbours; −1 where one is NaN.
+// The number of representable values between `left` and `right`; −0 and +0 are neighbours. −1 if one of them is NaN.
 std::int64_t ulp_distance(std::uint32_t left, std::uint32_t right, Dtype dtype);
 
 // "out at sequence 0, token 17, head 3, dim 5: 0.5 (0x3f00) against 0.503906 (0x3f01), 1 ulp apart"
 std::string describe(const Difference& difference, const Job& job);
-// The same of another tensor. `cu`: packed token at which each sequence begins, then the number of tokens.
+// The same for another tensor. `cu`: packed token at which each sequence begins, then the number of tokens.
 std::string describe(const Difference& difference, std::span<const std::int64_t> cu, std::string_view tensor = "out");
-// "y at sequence 0, token 17, feature 5: …", of a tensor without an axis of heads.
+// The same for a tensor without an axis of heads: "y at sequence 0, token 17, feature 5: …".
 std::string describe_feature(const Difference& difference, std::span<const std::int64_t> cu, std::string_view tensor);
 // The same for an SSM layer, whose tensors are y and final_states, [sequences, heads, head_dim · state_dim]. For only a
 // convolution it is final_conv_state, [sequences, channels, width − 1].
 std::string describe(const Difference& difference, const SsmJob& job);
 
-// The first element, in order of rows, heads and dims, whose bits differ. Both are [total_tokens(runs), heads, dim] of
-// the same dtype, rows as `runs`.
+// The first element, in order of rows, heads and dims, whose bits differ. Both tensors are [total_tokens(runs), heads,
+// dim] of the same dtype, with the rows of `runs`.
 std::optional<Difference> first_difference(bool in_lse, const TensorView& left, const TensorView& right,
                                            std::span<const PackedRun> runs);
 

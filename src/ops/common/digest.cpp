@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-// Compiled in, so that the layout of a hash's state, which ranks hand on, is that of this binary on every host.
+// Compiled in, so that the layout of a hash's state, which ranks pass to each other, is the same on every host.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -26,7 +26,7 @@ namespace {
 using Hash = std::array<char, 16>;  // canonical: big endian
 static_assert(sizeof(XXH128_canonical_t) == sizeof(Hash));
 
-// An XXH3-128 in the making.
+// An incremental XXH3-128.
 class RunHash {
  public:
   RunHash() {
@@ -57,7 +57,7 @@ class RunHash {
     return hash;
   }
 
-  // The state in bytes, for another process. It points to the library's constant secret, which lies elsewhere there.
+  // The state as bytes for another process. Its pointer to the library's constant secret differs between processes.
   void append_to(std::string& bytes) const {
     static_assert(std::is_trivially_copyable_v<XXH3_state_t>);
     XXH3_state_t copy = state_;
@@ -83,9 +83,9 @@ struct Piece {
   std::int64_t row = 0;
 };
 
-// The hash of a run of 128 tokens, up to `next`.
+// The unfinished hash of a run of 128 tokens, up to `next`.
 struct OpenRun {
-  std::int64_t next = 0;  // packed token whose owner goes on
+  std::int64_t next = 0;  // packed token whose owner continues
   RunHash hash;
 };
 
@@ -121,8 +121,8 @@ class RankDigest {
     }
   }
 
-  // Passes unfinished runs on until no rank has one. Every rank sees all of them, and the owner of the next token takes
-  // it.
+  // Passes unfinished runs on until there are none. Every rank sees all of them, and the owner of the next token
+  // continues.
   void finish_shared_runs() {
     constexpr std::size_t kPerRound = 6;  // keeps a message below 4 KiB
     constexpr std::size_t kBytes = sizeof(std::int64_t) + RunHash::kBytes;
@@ -144,14 +144,14 @@ class RankDigest {
     }
   }
 
-  // The hash of all runs' hashes, which ranks gather some at a time.
+  // The hash of the hashes of all runs, which ranks gather some at a time.
   std::string combine() {
-    constexpr std::int64_t kPerRound = 256;  // runs, by all ranks together
+    constexpr std::int64_t kPerRound = 256;  // runs of all ranks together
     RunHash whole;
     const std::int64_t runs = (tokens_ + kDigestTokens - 1) / kDigestTokens;
     for (std::int64_t first = 0; first < runs; first += kPerRound) {
       const std::int64_t last = std::min(runs, first + kPerRound);
-      std::string message;  // index in the round, hash; …
+      std::string message;  // pairs of index in the round and hash
       for (auto at = finished_.lower_bound(first); at != finished_.end() && at->first < last; ++at) {
         message += static_cast<char>(at->first - first);
         message.append(at->second.data(), at->second.size());
@@ -190,7 +190,8 @@ class RankDigest {
     return std::min(tokens_, (token / kDigestTokens + 1) * kDigestTokens);
   }
 
-  // Hashes this rank's pieces into the run as far as they reach, then keeps its hash or has it handed on.
+  // Hashes this rank's pieces into the run as far as they reach. Then stores its hash if it is complete, or passes it
+  // on.
   void go_on(OpenRun&& run) {
     const std::int64_t begin = run.next / kDigestTokens * kDigestTokens;
     const std::int64_t end = end_of(begin);

@@ -35,7 +35,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Bytes of the UTF-8 character that `text` begins with; 0: it is none, or not printable.
+// Bytes of the UTF-8 character at the beginning of `text`; 0 if there is none, or if it is not printable.
 std::size_t printable_bytes(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   if (byte(0) < 0x80) return byte(0) >= 0x20 && byte(0) != 0x7f ? 1 : 0;
@@ -53,7 +53,7 @@ std::size_t printable_bytes(std::string_view text) {
   return control || overlong || beyond ? 0 : size;
 }
 
-// The first line of a small file of the system; empty if it can't be read.
+// The first line of a small system file; empty if it can't be read.
 std::string first_line(const fs::path& path) {
   std::ifstream file(path);
   std::string line;
@@ -89,7 +89,7 @@ std::string system_kernel() {
   return fmt::format("{} {} {}", names.sysname, names.release, names.machine);
 }
 
-// The instruction sets of /proc/cpuinfo that kernels or BLAS libraries depend on.
+// The instruction sets in /proc/cpuinfo that kernels or BLAS libraries depend on.
 std::string instruction_sets() {
   constexpr std::string_view kSets[] = {"avx2",        "fma",      "avx512f",  "avx512_bf16", "avx512_fp16",
                                         "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8",    "amx_fp16",

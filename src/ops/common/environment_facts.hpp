@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bug report needs to know of this build and this machine: `ringattn collect-env`, and the same in Python.
+// The facts about this build and this machine that a bug report needs: `ringattn collect-env`, also from Python.
 #pragma once
 
 #include <functional>
@@ -8,19 +8,19 @@
 
 namespace ringattn {
 
-// Lines "name  value" in sections, ending with a line break. An item that is missing says why, and none makes the
-// others fail. It has no host name, address or user name of its own; of the environment it has the variables of
-// ringattn, CUDA, NCCL, OpenMP, MPI and PyTorch without secrets. Initializes the CUDA driver.
+// Lines "name  value" in sections, ending with a line break. If a fact is missing, its line says why, and other lines
+// are not affected. Contains no host name, address or user name, except in values of environment variables: those of
+// ringattn, CUDA, NCCL, OpenMP, MPI and PyTorch, without secrets. Initializes the CUDA driver.
 std::string environment_facts();
 
-// Bytes that are no printable UTF-8 become \\xNN.
+// Replaces bytes that are not printable UTF-8 by \xNN.
 std::string printable_utf8(std::string_view text);
 
-// A section of such lines.
+// A section of the facts.
 class FactSection {
  public:
   explicit FactSection(std::string_view title);
-  // Adds a printable_utf8() line. `value` may throw: the line then says what.
+  // Adds a printable_utf8() line. If `value` throws, the line has the reason.
   void add(std::string_view name, const std::function<std::string()>& value);
   const std::string& text() const { return text_; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far the gradients of an op lie from fp64, one by one: for reports and for lines of text.
+// The errors of an op's gradients against fp64, one by one, for reports and lines of text.
 #pragma once
 
 #include <array>
@@ -15,16 +15,16 @@ namespace ringattn {
 
 class JsonWriter;
 
-// One gradient. Plain bytes: ranks tell each other.
+// One gradient. Trivially copyable, because ranks exchange it.
 struct GradientAccuracy {
   std::array<char, 20> name{};
-  std::int64_t compared = 0;  // elements, where both are finite
-  double part = 0.0;          // the greatest error as a part of what is allowed there
+  std::int64_t compared = 0;  // elements that are finite here and in fp64
+  double part = 0.0;          // the greatest error, as a fraction of the allowed error
   double error = 0.0;         // that error
   double allowed = 0.0;
-  std::int64_t place = 0;      // of that error: a packed token, or a sequence of initial states; 0 for a parameter
-  std::int32_t head = 0;       // or group, or channel
-  std::int64_t misplaced = 0;  // elements that are NaN or infinite where fp64 has others, or the other way round
+  std::int64_t place = 0;  // location of that error: a packed token, or a sequence of initial states; 0 for a parameter
+  std::int32_t head = 0;   // its head, group or channel
+  std::int64_t misplaced = 0;  // elements that are NaN or infinite here or in fp64, but not the same in both
 
   explicit GradientAccuracy(std::string_view of = {});
   // Compares an element.
@@ -32,14 +32,14 @@ struct GradientAccuracy {
 };
 
 bool pass(std::span<const GradientAccuracy> gradients);
-// Collective. Those of all ranks together, from those of each.
+// Collective. Merges the accuracies of all ranks.
 std::vector<GradientAccuracy> merge_ranks(const Collective& collective, std::span<const GradientAccuracy> own);
 
 // "dx: greatest error 0.3 of what is allowed, …"
 std::string accuracy_line(const GradientAccuracy& gradient);
-// The lines of those that something was compared of.
+// The lines of the gradients that were compared.
 std::vector<std::string> accuracy_lines(std::span<const GradientAccuracy> gradients);
-// The object "accuracy" of a report.
+// Writes the object "accuracy" of a report.
 void write_accuracy(JsonWriter& json, std::int64_t rows, std::span<const GradientAccuracy> gradients);
 
 }  // namespace ringattn

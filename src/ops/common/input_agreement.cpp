@@ -23,7 +23,7 @@ struct Member {
 constexpr Member kMembers[] = {{"XXH3-128 of its header", &FileFingerprint::header},
                                {"XXH3-128 of samples of its data", &FileFingerprint::data}};
 
-// A rank's files as text, one member a line: host, then path, bytes and what is text of each file.
+// A rank's files as text, one value per line: the host, then path, size and the text members of each file.
 constexpr std::string FileFingerprint::*kTexts[] = {
     &FileFingerprint::header, &FileFingerprint::data,   &FileFingerprint::location, &FileFingerprint::state,
     &FileFingerprint::kernel, &FileFingerprint::device, &FileFingerprint::stamp};
@@ -101,7 +101,7 @@ std::optional<std::string> difference(const RankFiles& theirs, const RankFiles& 
   return std::nullopt;
 }
 
-// Everyone sees the same table, so everyone throws the same.
+// All ranks check the same table, so all throw the same error.
 [[noreturn]] void refuse(std::size_t rank, const RankFiles& theirs, const RankFiles& zeros, const std::string& found) {
   throw AgreedError(
       Error(ErrorCode::kFile,
@@ -113,7 +113,7 @@ bool are_one(const RankFiles& theirs, const RankFiles& zeros) {
   return std::equal(theirs.prints.begin(), theirs.prints.end(), zeros.prints.begin(), zeros.prints.end(), is_one_file);
 }
 
-// Where ranks have opened several files that look alike: samples may miss what differs.
+// Called if ranks have opened several files that look alike, because samples may miss the difference.
 void agree_on_data(const Collective& collective, const std::vector<FileFingerprint>& own,
                    const std::vector<RankFiles>& files) {
   std::string mine;

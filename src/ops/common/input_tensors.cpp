@@ -73,7 +73,7 @@ SequenceList read_sequences(const SafetensorsFile& file, const InputNames& names
               fmt::format("it holds {}, beyond 2^60 tokens", value), kOffsets);
     }
   }
-  // Keys packed as the queries are need no list of their own.
+  // If keys are packed as the queries are, they need no list of their own.
   const bool shared = cu_q && !cu_k && input.q_grid.tokens() == input.k_grid.tokens();
   if (cu_q.has_value() != cu_k.has_value() && !shared) {
     fail(ErrorCode::kFile, fmt::format("{} is given without the other", (cu_q ? cu_q : cu_k)->text()),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a process share of a job's input: opened, read or made once, by the first rank that asks. Whoever
-// starts a job makes one, and passes it to the ranks that are threads of the process.
+// The parts of a job's input that the ranks of a process share. The first rank that needs a part opens, reads or makes
+// it. The code that starts a job makes one JobShare, and passes it to the ranks that are threads of the process.
 #pragma once
 
 #include <functional>
@@ -17,14 +17,14 @@ struct SharedBlockMask;
 struct SyntheticTensors;
 struct TensorFile;
 
-// The last value, as long as somebody holds it, or the share itself (`keep`).
+// The last value. It is kept as long as a caller, or with `keep` the share itself, holds it.
 template <typename Value>
 class MadeOnce {
  public:
   explicit MadeOnce(bool keep = false) : keep_(keep) {}
 
-  // The last value if it is the `same` as the wanted one, else the one that `make` returns. Ranks wait for each other,
-  // so a value that is refused is in memory once, too.
+  // Returns the last value if it is the wanted one (`same`), otherwise the value that `make` returns. Ranks wait for
+  // each other, so even a value that is refused is in memory only once.
   std::shared_ptr<const Value> get(const std::function<bool(const Value&)>& same,
                                    const std::function<std::shared_ptr<const Value>()>& make) {
     const auto lock = lock_with_heartbeat(mutex_);
@@ -51,7 +51,7 @@ struct JobShare {
   MadeOnce<SyntheticTensors> synthetic;  // compressed keys and values of a seed
 };
 
-// The share, or a new one where there is none.
+// The share, or a new one if it is null.
 inline std::shared_ptr<JobShare> share_or_new(std::shared_ptr<JobShare> share) {
   return share != nullptr ? std::move(share) : std::make_shared<JobShare>();
 }

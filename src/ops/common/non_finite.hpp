@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of an input that are NaN or infinite: they are data, and a user wants to know of them. Ranks that have the
-// same values count them once, so that the ranks' sum is the input's.
+// Counts NaN and infinite values of an input. They are valid data, but the user should know of them. Ranks that have
+// the same values count them once, so that the sum over the ranks is the input's number.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ struct NonFinite {
   std::int64_t k = 0;  // or of latents and rotary keys
   std::int64_t v = 0;  // or of the matrices that expand latents
   // Inputs of gradients:
-  std::int64_t out = 0;   // the forward's
+  std::int64_t out = 0;   // out of the forward
   std::int64_t lse = 0;   // NaN or +∞; −∞ is the LSE of a row without keys
-  std::int64_t dout = 0;  // and of the gradient of LSE
+  std::int64_t dout = 0;  // and the gradient of LSE
 
   std::int64_t total() const { return q + k + v + out + lse + dout; }
   NonFinite& operator+=(const NonFinite& other) {

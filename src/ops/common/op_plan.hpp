@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of a job of any op on worlds of several sizes, computed only from its shape: no ranks, no devices.
+// The plan of a job of any op for worlds of several sizes, computed only from its shape, without ranks and devices.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace ringattn {
 
 class JsonWriter;
 
-// A value of a table with its column.
+// A table value with its column.
 struct Cell {
   std::string title;
   std::string unit;
@@ -26,17 +26,17 @@ struct Cell {
 };
 
 struct PlanRequest {
-  Options options;  // a machine model that is not set is that of the kernel
+  Options options;  // if no machine model is set, that of the kernel is used
   KernelScope scope = KernelScope::kThisMachine;
   bool verbose = false;  // lines for every rank and each of its runs
 };
 
 // A world of the plan.
 struct PlanRow {
-  std::vector<std::string> cells;   // of OpPlan::columns()
-  std::vector<std::string> lines;   // who owns what; only if details are asked for
-  int ranks_left_out = 0;           // of the lines
-  std::vector<std::string> notes;   // likewise, after the lines
+  std::vector<std::string> cells;   // as in OpPlan::columns()
+  std::vector<std::string> lines;   // which rank owns what; only if details are requested
+  int ranks_left_out = 0;           // number of ranks without lines
+  std::vector<std::string> notes;   // printed after the lines
   std::vector<Cell> block_columns;  // without text
   std::vector<std::vector<std::string>> blocks;
 };
@@ -50,22 +50,22 @@ class OpPlan {
   // "kernel: …", and the rates that times are estimated from.
   virtual std::vector<std::string> lines() const = 0;
   virtual bool estimates_time() const = 0;
-  // What is particular to this length, among several; empty: nothing.
+  // Text about this length, if there are several; empty: none.
   virtual std::string length_text() const { return {}; }
   virtual std::vector<Cell> columns() const = 0;  // without text
-  virtual std::string_view unit() const = 0;      // of units(): "tokens"
+  virtual std::string_view unit() const = 0;      // unit of units(): "tokens"
   virtual std::int64_t units() const = 0;
-  // Also writes an object. `route`: how blocks travel. Throws kMemory for a plan that exceeds the budget.
+  // Also writes a JSON object. `route`: how blocks are sent. Throws kMemory for a plan that exceeds the budget.
   virtual PlanRow row(int world, Route route, bool details, JsonWriter& json) = 0;
 };
 
-// Threads of a rank's host kernels, as a run on this machine would have them.
+// The number of threads that host kernels of a rank would have in a run on this machine.
 int planned_threads(const Options& options);
 
-// machine_factor() of a kernel that computes in fp32 on CPUs, whatever the dtype of its inputs: those of SSM ops.
+// machine_factor() of a kernel that computes in fp32 on CPUs for any input dtype, as those of SSM ops do.
 double fp32_machine_factor(const PlanRequest& request, const KernelEntry& kernel, Dtype dtype, const Backend& backend);
 
-// Ranks that are shown without `verbose`.
+// Number of ranks that are shown without `verbose`.
 inline constexpr int kShownRanks = 8;
 
 // "1.50": bytes in MiB.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares a tensor of an output file with what was computed, for files of every op.
+// Compares a tensor of an output file with a computed result, for files of every op.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@
 
 namespace ringattn {
 
-// The tensor of this name of an output file. Throws kFile where there is none.
+// The output file's tensor of this name. Throws kFile if there is none.
 TensorSource output_tensor(const SafetensorsFile& file, const std::string& path, const std::string& name);
-// Throws kFile unless it has the shape and dtype that the job gives.
+// Throws kFile unless it has the shape and dtype of the job's result.
 void check_output_tensor(const std::string& path, const TensorSource& tensor, std::span<const std::int64_t> shape,
                          FileDtype dtype);
-// The first difference of the rows of `runs`, as first_difference(): `second` says Difference::in_lse. Throws kFile.
+// The first difference in the rows of `runs`, as first_difference(). `second`: Difference::in_lse. Throws kFile.
 std::optional<Difference> difference_from_file(const TensorSource& tensor, const RowGrid& grid, bool second,
                                                const TensorView& computed, std::span<const PackedRun> runs);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The states of sequences that a rank has, and those of them that no kernel computes: sequences without tokens, as in
-// packed batches of a server, pass their states on. A halo of a convolution is a state, too.
+// The states of sequences that a rank has, and those among them that no kernel computes: sequences without tokens, as
+// in packed batches of a server, pass their states through. A halo of a convolution is a state, too.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +33,8 @@ struct OwnedStates {
   std::int64_t initial_index(std::int32_t sequence) const;
   std::int64_t final_index(std::int32_t sequence) const;
 
-  // Lets `runs`, the rank's, begin with `initial` and end with `final` where a sequence begins or ends: dense states
-  // of `floats` each. Null: the job has none.
+  // Makes the rank's `runs` read `initial` and write `final` where a sequence begins or ends: dense states of `floats`
+  // elements each. Null: the job has none.
   template <class Run>
   void bind(const Layout& layout, int rank, const float* initial, float* final, std::int64_t floats,
             std::vector<Run>& runs) const {
@@ -52,7 +52,7 @@ struct OwnedStates {
   // attention/tokens/ssm_layout.hpp).
   std::vector<std::int32_t> beginning;
   std::vector<std::int32_t> ending;
-  std::vector<PassThroughStates> empty;  // those without tokens, adjacent ones merged
+  std::vector<PassThroughStates> empty;  // sequences without tokens; adjacent ones are merged
 };
 
 // Copies the states, or writes zeros if `initial` is null. `final` is null if final states are not wanted, and may be

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of the tensors that a run is given. Called by all ops.
+// Checks of the tensors that are passed to a run. Called by all ops.
 #pragma once
 
 #include <cstdint>

@@ -43,7 +43,7 @@ void Staging::load(std::span<const PackedRun> runs, const MutableTensorView& tar
                    const Moved& moved) {
   const std::int64_t rows = target.tokens;
   const auto row_bytes =
-      static_cast<std::size_t>(target.heads * target.dim) * size_of(target.dtype);  // 0 rows never come here
+      static_cast<std::size_t>(target.heads * target.dim) * size_of(target.dtype);  // not called for 0 rows
   if (rows == 0) return;
   const auto most = static_cast<std::int64_t>(std::max<std::size_t>(1, kHalfBytes / row_bytes));
   for (std::int64_t done = 0; done < rows;) {
@@ -80,7 +80,7 @@ void Staging::store(const std::byte* source, std::byte* target, std::size_t byte
     std::byte* target;
     std::size_t bytes;
   };
-  std::vector<Landed> landing;  // copies on their way, the oldest first
+  std::vector<Landed> landing;  // copies in flight, the oldest first
   const auto land = [&] {
     const Landed& first = landing.front();
     await_copy(*first.half);

@@ -24,9 +24,9 @@ std::vector<PackedRun> part_of(std::span<const PackedRun> runs, std::int64_t ski
 
 class Staging {
  public:
-  // Puts the tokens of `runs` into `rows`, [total_tokens(runs), heads, dim] in host memory.
+  // Writes the tokens of `runs` to `rows`, [total_tokens(runs), heads, dim] in host memory.
   using Fill = std::function<void(std::span<const PackedRun> runs, const MutableTensorView& rows)>;
-  // Called with the rows that are done of those asked for.
+  // Called with the number of rows that are done so far.
   using Moved = std::function<void(std::int64_t rows)>;
 
   // `timeouts`: for the copy of one buffer.
@@ -43,7 +43,7 @@ class Staging {
     bool in_flight = false;
   };
 
-  // The next of the two buffers, once its last copy is done.
+  // Returns the next of the two buffers, once its last copy is done.
   Half& take();
   void await_copy(Half& half);
   std::size_t number_of(const Half& half) const { return static_cast<std::size_t>(&half - halves_); }
@@ -57,7 +57,7 @@ class Staging {
   int next_ = 0;
 };
 
-// `values` in the backend's memory, once its stream has passed what is enqueued; until then they stay where they are.
+// Copies `values` to the backend's memory. `values` must not change until the backend's stream has passed the copy.
 template <class Value>
 Buffer upload(Backend& backend, std::span<const Value> values) {
   const auto bytes = static_cast<std::int64_t>(values.size_bytes());
@@ -66,17 +66,17 @@ Buffer upload(Backend& backend, std::span<const Value> values) {
   return buffer;
 }
 
-// Room for dense rows, [tokens, heads, dim], in the backend's memory, which `memory` holds.
+// Allocates dense rows, [tokens, heads, dim], in the backend's memory. `memory` owns them.
 MutableTensorView make_rows(Backend& backend, Dtype dtype, std::int64_t tokens, std::int64_t heads, std::int64_t dim,
                             Buffer& memory);
 
-// Fills outputs with NaN, in every dtype, so that elements that are not written are visible.
+// Fills outputs with NaN, in every dtype, so that elements that a run does not write are visible.
 void mark_unwritten(Backend& backend, std::initializer_list<const Buffer*> buffers);
 
-// The same bytes in host memory, where the backend's are elsewhere.
+// Replaces device buffers by copies in host memory. Host buffers are kept.
 void bring_to_host(Backend& backend, const Timeouts& timeouts, std::initializer_list<Buffer*> buffers);
 
-// Returns when the backend's stream has passed what is enqueued on it.
+// Returns when the backend's stream has passed all work that was enqueued on it.
 void await(Backend& backend, const Timeouts& timeouts);
 
 }  // namespace ringattn

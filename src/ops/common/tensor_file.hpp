@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file that a job's tensors are read from. Whoever starts a job opens it once (job_share.hpp); each op finds its
-// own tensors in it.
+// The file that a job's tensors are read from. The code that starts a job opens it once (job_share.hpp), and each op
+// finds its own tensors in it.
 #pragma once
 
 #include <memory>
@@ -14,13 +14,13 @@
 
 namespace ringattn {
 
-// A safetensors file or its index, and what a user says of its tensors.
+// A safetensors file or its index, and the user's settings for its tensors.
 struct FileInput {
   std::string path;
   InputNames names = {};
-  std::optional<AxisOrder> order = {};       // of q, k, v and out, x and y; absent: by the number of axes
-  std::optional<AxisOrder> page_order = {};  // of a cache's pages, kThd or kHtd; absent: see find_cache()
-  // latent_dim of latents in pages, where no matrix in the file gives it; 0: unknown.
+  std::optional<AxisOrder> order = {};       // axis order of q, k, v and out, x and y; absent: by the number of axes
+  std::optional<AxisOrder> page_order = {};  // axis order of a cache's pages, kThd or kHtd; absent: see find_cache()
+  // latent_dim of latents in pages, if no matrix in the file determines it; 0: unknown.
   int latent_dim = 0;
 
   bool operator==(const FileInput&) const = default;
@@ -34,11 +34,11 @@ struct TensorFile {
   SafetensorsFile file;
 };
 
-// Opened now, or before by a rank with the same share, if the path leads to the same file in the same state. Throws
-// kFile.
+// Opens the file, or returns the one that a rank with the same share has opened, if the path still refers to it and it
+// is unchanged. Throws kFile.
 std::shared_ptr<const TensorFile> open_tensor_file(const FileInput& input, JobShare& share);
 
-// Throws kUsage where the order of a page's axes is given for tensors without pages.
+// Throws kUsage if an order of page axes is given for tensors without pages.
 void refuse_page_order(const SafetensorsFile& file, const FileInput& input);
 
 }  // namespace ringattn

@@ -17,7 +17,7 @@ namespace ringattn {
 
 namespace {
 
-// PyTorch's and NumPy's names of a dtype, and other names of an op.
+// Names of dtypes in PyTorch and NumPy, and other names of ops.
 struct OtherValue {
   std::string_view other;
   std::string_view value;
@@ -30,7 +30,7 @@ constexpr OtherValue kOtherValues[] = {
     {"mamba2", "ssd"},    {"mamba1", "selective_scan"}, {"mamba", "selective_scan"},
 };
 
-// The whole text as a number, or nothing.
+// Parses the whole text as a number; nothing if it is none.
 template <typename Number>
 std::optional<Number> whole_number(std::string_view text) {
   Number value{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts of flags, environment variables and config keys as values. One reading for all three layers.
+// Parses the texts of flags, environment variables and config keys. All three layers use these functions.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,27 @@
 
 namespace ringattn {
 
-// Thrown by everything here; the layer that knows the text's origin makes an Error of it.
+// Thrown by all functions here. The layer that knows the text's origin converts it to an Error.
 struct BadValue {
   std::string accepted;         // e.g. "a number of tokens such as 4096, 8k or 2m"
-  std::string suggestion = {};  // a sentence, or nothing where a value that is taken says enough
+  std::string suggestion = {};  // a sentence; empty if the accepted values say enough
 };
 
 inline constexpr std::int64_t kMaxTokens = std::int64_t{1} << 60;
 
-// Tokens or bytes (`unit`), k, m, g = 1024¹…³, within [min_value, most].
+// Tokens or bytes (`unit`), with suffixes k, m, g = 1024¹…³, within [min_value, max_value].
 std::int64_t parse_size_value(std::string_view text, std::string_view unit, std::int64_t min_value,
                               std::int64_t max_value);
 
-// "8k,64k", "8k-2m*2" (8k, 16k, … up to 2m), or both mixed; at most 1,000 values, each within [min_value, most].
+// "8k,64k", "8k-2m*2" (8k, 16k, … up to 2m), or both mixed; at most 1,000 values, each within [min_value, max_value].
 std::vector<std::int64_t> parse_size_list(std::string_view text, std::string_view unit, std::int64_t min_value,
                                           std::int64_t max_value);
 
-// Decimal integer within [min_value, most].
+// A decimal integer within [min_value, max_value].
 std::int64_t parse_integer(std::string_view text, std::int64_t min_value, std::int64_t max_value);
 std::uint64_t parse_seed(std::string_view text);
 
-// Finite decimal number within [min_value, most].
+// A finite decimal number within [min_value, max_value].
 double parse_real(std::string_view text, double min_value = std::numeric_limits<double>::lowest(),
                   double max_value = std::numeric_limits<double>::max());
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys or values of a file in pages, as they are compressed or lose tokens.
+// Keys or values of a file in pages, which are compressed or from which tokens are evicted.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace ringattn {
 
-// One of the two pools, and the sequences that lie in it.
+// The pool of keys or of values, and the sequences in it.
 struct CachePool {
   std::string_view name;  // "k"
   const TensorSource& source;
@@ -27,13 +27,13 @@ struct CachePool {
   std::int64_t length(std::size_t s) const { return cu[s + 1] - cu[s]; }
 };
 
-// Tokens that are read at a time.
+// Number of tokens that are read at a time.
 std::int64_t part_tokens(const CachePool& pool);
 
-// Reads the elements of these tokens of the pool to `rows`. Throws kFile for one that is not finite, naming it.
+// Reads the elements of these tokens of the pool to `rows`. Throws kFile, naming the element, if one is not finite.
 void read_slots(const CachePool& pool, std::span<const PackedRun> slots, std::span<std::byte> rows);
 
-// Refuses the same without memory to speak of, however large a page is.
+// Only checks that the elements are finite, with little memory, however large a page is.
 void check_slots(const CachePool& pool, std::span<const PackedRun> slots);
 
 }  // namespace ringattn

@@ -25,7 +25,7 @@ std::vector<std::int64_t> differences(const std::vector<std::int64_t>& cu) {
   return lengths;
 }
 
-// Lengths of the keys of a file that may have no queries.
+// Lengths of the keys in a file that may have no queries.
 std::vector<std::int64_t> key_lengths(const SafetensorsFile& file, const InputNames& names, const TensorSource& k,
                                       const RowGrid& grid) {
   auto cu = find_optional(file, names.cu_seqlens_k, "cu_seqlens_k");
@@ -105,7 +105,7 @@ CacheRows find_rows_of(const SyntheticInput& input, int threads) {
     job->read(tensor, {&all, 1}, view_of(rows, shape, all.tokens()), threads);
     return rows;
   };
-  cache.check_finite = [](bool) {};  // a seed gives no others
+  cache.check_finite = [](bool) {};  // synthetic rows are finite
   WholeTensor& q = cache.others.emplace_back();
   const std::int64_t q_tokens = job->job().batch.q_tokens();
   const RowShape q_shape{spec.dtype, spec.heads, spec.head_dim};

@@ -34,8 +34,8 @@ double compression_bytes(const RowFormat& format, const RowShape& shape, std::in
                          int threads) {
   const double rows = static_cast<double>(tokens) * static_cast<double>(token_bytes({}, shape));
   const double codes = static_cast<double>(tokens) * static_cast<double>(token_bytes(format, shape));
-  // Each head, or group of heads, has two Gram matrices of its channels in fp64: one being summed and one being read.
-  // Each thread has another four while it factorizes a head's.
+  // Each head, or group of heads, has two fp64 Gram matrices of its channels: one being summed and one being read. Each
+  // thread has four more while it factorizes the matrix of a head.
   double basis = 0.0;
   if (format.rank > 0) {
     const RowShape ranked = low_rank_shape(format, shape);
@@ -56,7 +56,7 @@ void check_host_memory(std::string_view what, double bytes) {
        fmt::format("this process may use {}", usable), std::string(how_to_compress_less()));
 }
 
-// Sums of pieces of a fixed size, and then theirs: the same for any number of threads.
+// Sums pieces of a fixed size, and then these sums, so that the result does not depend on the number of threads.
 void RelativeError::add(std::span<const std::byte> before, std::span<const std::byte> after, Dtype dtype, int threads) {
   constexpr std::int64_t kPiece = 1 << 16;  // elements
   const std::size_t element = size_of(dtype);

@@ -19,42 +19,42 @@
 
 namespace ringattn {
 
-// The backend of a GPU, where there is one.
+// The backend of a GPU, or null if there is none.
 std::unique_ptr<Backend> quantizing_gpu();
 
-// Bytes of host memory that it takes to compress a tensor: its rows, what they become, and, to be compared, what that
-// becomes again.
+// Bytes of host memory that the compression of a tensor takes: its rows, the compressed tensor and, for comparison, the
+// decompressed one.
 double compression_bytes(const RowFormat& format, const RowShape& shape, std::int64_t tokens, std::int64_t sequences,
                          int threads);
 std::string_view how_to_compress_less();
-// Throws kMemory where that, or what else `what` needs, is more than this process may use.
+// Throws kMemory if `bytes`, which `what` needs, is more than this process may use.
 void check_host_memory(std::string_view what, double bytes);
 
-// Where O is compared, and there are queries: refuses, as JobInput does, what makes no job of them and the cache.
+// If O is compared and there are queries: throws the errors of JobInput if queries and cache make no job.
 void check_compared_job(const CompressJob& job, bool queries);
 
 struct CompressedTensorResult {
   CompressedTensor tensor;
-  CompressedFigures figures;  // but for bytes_before
+  CompressedFigures figures;  // except for bytes_before
 };
-// `rows`: the consecutive rows of sequences of these lengths. `name`: of the tensor, for messages. Throws kFile for a
-// number that is not finite, naming it.
+// `rows`: the consecutive rows of sequences of these lengths. `name`: name of the tensor in messages. Throws kFile,
+// naming the element, if one is not finite.
 CompressedTensorResult compress_part(std::string_view name, const RowFormat& format, const RowShape& shape,
                                      const std::vector<std::byte>& rows, std::span<const std::int64_t> lengths,
                                      const CompressJob& job, Backend* gpu);
 
-// The relative change of dense rows, accumulated over parts.
+// The relative error of dense rows, accumulated over parts.
 class RelativeError {
  public:
   void add(std::span<const std::byte> before, std::span<const std::byte> after, Dtype dtype, int threads);
-  // Root mean square, as a share of the elements' own.
+  // Root mean square of the errors, divided by that of the elements.
   double value() const;
 
  private:
   double errors_ = 0.0, squares_ = 0.0;  // sums of squares
 };
 
-// By the clock.
+// Returns the wall-clock seconds of `work`.
 template <class Work>
 double seconds_of(const Work& work) {
   const auto begin = std::chrono::steady_clock::now();
@@ -62,23 +62,24 @@ double seconds_of(const Work& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// The job's output, of these tensors and others that are written later.
+// Creates the job's output file with these tensors and others that are written later.
 std::unique_ptr<SafetensorsWriter> create_file(const CompressJob& job, std::span<const WholeTensor> tensors,
                                                std::vector<OutputTensor> others, const FileMetadata& metadata);
-// Once all is written.
+// Called once all tensors are written.
 void finish_file(SafetensorsWriter& writer);
 
-// compress_file() of a cache in pages: each token of the pool that a sequence holds is quantized once, at its index;
-// what no sequence holds is 0. Tokens that were taken out before stay so. Throws kFile, too, where a group of tokens
-// lies in pages that another sequence has in another group.
+// compress_file() for a cache in pages: each token of the pool that a sequence holds is quantized once, at its index.
+// Pool slots that no sequence holds become 0. Tokens that were evicted before stay evicted. Also throws kFile if the
+// pages of a quantization group of one sequence belong to another group of another sequence.
 CompressResult compress_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job);
 
-// The same where tokens are taken out: what stays of each sequence lies in pages of its own, in ascending order, and
-// what stands beside the pages, `others`, is completed by k_positions and k_lengths. `cache`: what the file holds.
+// compress_file() with eviction for a cache in pages: the tokens that each sequence keeps are written to pages of its
+// own, in ascending order, and k_positions and k_lengths are added to `others`, the file's other tensors. `cache`: what
+// the file holds.
 CompressResult evict_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job,
                            const InputTensors& cache, std::vector<WholeTensor> others);
 
-// compress_file() of latents in rows or in pages, which become FP8 rows (kernels/quant/latent_rows.hpp).
+// compress_file() for latents in rows or in pages, which become FP8 rows (kernels/quant/latent_rows.hpp).
 CompressResult compress_latents(const SafetensorsFile& file, const FileInput& input, const CompressJob& job);
 
 }  // namespace ringattn

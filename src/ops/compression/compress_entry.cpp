@@ -37,7 +37,7 @@ InputRequest input_of(const Settings& settings) {
   return synthetic_input(settings, Op::kAttention, settings.seq.front());
 }
 
-// The jobs over the cache before and after. A file without queries has none.
+// The jobs over the cache before and after. A file without queries has no jobs.
 std::optional<std::pair<JobInput, JobInput>> jobs_of(const FileOpRequest& request) {
   const Settings& settings = request.settings;
   FileInput after{request.output};
@@ -53,13 +53,13 @@ std::string share(std::int64_t part, std::int64_t whole) {
   return fmt::format("{:.4f}", whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0);
 }
 
-// The tensors that were made smaller, by name.
+// The compressed tensors, by name.
 std::vector<std::pair<std::string_view, const CompressedFigures*>> tensors_of(const CompressResult& result) {
   if (result.latent) return {{"latent", &*result.latent}};
   return {{"k", &result.k}, {"v", &result.v}};
 }
 
-// Where values were quantized, and so where times were measured.
+// The device on which values were quantized and times were measured.
 std::string coder(const CompressResult& result) {
   return result.quantized_on.empty() ? cpu_model() : result.quantized_on;
 }
@@ -70,7 +70,7 @@ FileOpTable figures_table(const CompressResult& result, int threads) {
                    {"removed", "(share)", ""},  {"tables", "(bytes)", ""}, {"energy", "of factors", ""},
                    {"change", "(rms/rms)", ""}, {"compress", "(ms)", ""},  {"decompress", "(ms)", ""}};
   for (const auto& [name, figures] : tensors_of(result)) {
-    const bool coded = !figures->format.is_plain();  // else tokens that are left are what they were
+    const bool coded = !figures->format.is_plain();  // otherwise the kept tokens are unchanged
     table.rows.push_back(
         {std::string(name), fmt::format("{}", figures->bytes_before), fmt::format("{}", figures->bytes_after),
          share(figures->bytes_before - figures->bytes_after, figures->bytes_before),

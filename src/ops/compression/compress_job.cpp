@@ -25,7 +25,7 @@ namespace ringattn {
 
 namespace {
 
-// The tensors that a tensor of such a format becomes.
+// The tensors that a tensor in such a format consists of.
 void plan_parts(const std::string& name, const RowFormat& format, const RowShape& shape, std::int64_t tokens,
                 std::int64_t sequences, std::vector<OutputTensor>& planned) {
   const auto plan = [&](std::string_view part, StoredType type, std::vector<std::int64_t> extents) {
@@ -62,7 +62,8 @@ void set_row_lengths(CacheRows& cache) {
   cache.grid.length = cache.tokens();
 }
 
-// Bytes of host memory at the most: an eviction holds both tensors, and without one they come one after the other.
+// The largest number of bytes of host memory in use: an eviction holds both tensors, while compression alone holds one
+// at a time.
 double needed_bytes(const CompressJob& job, const CacheRows& cache, const CacheFormat& format, double ratio) {
   const auto sequences = static_cast<std::int64_t>(cache.lengths.size());
   const auto compression = [&](std::int64_t tokens) {
@@ -147,7 +148,7 @@ CompressResult compress_rows(const CompressJob& job) {
   return result;
 }
 
-// A file of an SSM layer or a convolution has no keys.
+// Refuses files of SSM layers and convolutions, which have no keys.
 void refuse_ssm(const SafetensorsFile& file, const InputNames& names) {
   if (names.k || file.contains("k") || holds_compressed(file) || !holds_ssm(file, names)) return;
   fail(ErrorCode::kFile, fmt::format("{} holds an SSM or a convolution", file.path()),
@@ -166,7 +167,7 @@ CompressResult compress_file(const CompressJob& job) {
       refuse_ssm(file, input->names);
     }
     return compress_rows(job);
-  } catch (const std::bad_alloc&) {  // a limit that usable_bytes() doesn't know
+  } catch (const std::bad_alloc&) {  // a limit that usable_bytes() does not see
     fail(ErrorCode::kMemory, "can't allocate memory for compression", "the host has no more to give",
          how_to_compress_less());
   }

@@ -34,7 +34,7 @@ void check_method(const CompressJob& job, const SafetensorsFile& file) {
        "they are stored as they are, or in FP8 rows (fp8)", {"Use ", setting("method", "fp8"), "."});
 }
 
-// The bytes of a token's row.
+// `before` and `after`: bytes of a token's row.
 void check_ratio(const CompressJob& job, std::int64_t before, std::int64_t after) {
   const double removed = 1.0 - static_cast<double>(after) / static_cast<double>(before);
   if (job.ratio && !meets_ratio(removed, *job.ratio)) {
@@ -45,7 +45,7 @@ void check_ratio(const CompressJob& job, std::int64_t before, std::int64_t after
   }
 }
 
-// Latents and rotary keys of some tokens, dense, all of them finite.
+// Latents and rotary keys of some tokens, dense and finite.
 struct LatentRows {
   LatentRows(const MlaTensors& of, bool in_pages)
       : source(of),
@@ -68,7 +68,7 @@ struct LatentRows {
   std::vector<std::byte> latent, rope;
 
  private:
-  // `first`: of the dims in the tensor that is named.
+  // `first`: the first of these dims in the named tensor.
   void read(SyntheticTensor tensor, const char* name, const RowShape& shape, std::int64_t first,
             std::span<const PackedRun> runs, std::vector<std::byte>& rows) {
     rows.resize(bytes_of(shape, tokens));
@@ -101,7 +101,7 @@ MutableTensorView part_of(std::vector<std::byte>& rows, const RowShape& shape, s
                     shape.dim);
 }
 
-// The matrices that there are, by name.
+// The matrices of the file, by name.
 std::vector<std::pair<std::string_view, TensorSource>> matrices_of(const MlaTensors& source) {
   std::vector<std::pair<std::string_view, TensorSource>> matrices;
   if (source.joined_weights) {
@@ -120,7 +120,7 @@ void check_compared_inputs(const SafetensorsFile& file, const InputNames& names,
   for (const auto& [name, matrix] : matrices_of(source)) check_compared(matrix, name);
 }
 
-// All tokens, or those that the sequences hold of a pool, some at a time.
+// Calls `part` for all tokens, or for those of a pool that sequences hold, some at a time.
 void for_each_run(const InputTensors& found, const RowGrid& grid, std::int64_t most,
                   const std::function<void(std::span<const PackedRun> runs)>& part) {
   if (found.pages) {
@@ -152,7 +152,7 @@ CompressResult compress_latents(const SafetensorsFile& file, const FileInput& in
   const auto plain_bytes = static_cast<std::int64_t>(size_of(Dtype::kBf16)) * (source.latent_dim + source.rope_dim);
   check_ratio(job, plain_bytes, row_bytes);
 
-  // Rows are looked at part by part, and made so, whatever their number.
+  // Rows are checked and quantized part by part, whatever their number.
   const std::int64_t most = std::max<std::int64_t>(1, kPartBytes / plain_bytes);
   check_host_memory(fmt::format("the latents of {}", file.path()),
                     static_cast<double>(std::max(kPartBytes, plain_bytes)) * 4.0);
@@ -160,7 +160,7 @@ CompressResult compress_latents(const SafetensorsFile& file, const FileInput& in
   LatentRows rows(source, found.pages != nullptr);
   for_each_run(found, source.latent_grid, most, [&](std::span<const PackedRun> runs) {
     heartbeat();
-    rows.read(runs);  // which refuses what is not finite
+    rows.read(runs);  // throws if a value is not finite
   });
   const InputNames names =
       resolve_names(file, input.names, found.pages != nullptr ? JobKind::kMlaDecode : JobKind::kMla);

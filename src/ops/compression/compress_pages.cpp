@@ -22,7 +22,7 @@ std::string part_name(const CachePool& pool, std::string_view part) {
   return fmt::format("{}_pages_{}", pool.name, part);
 }
 
-// How a stream lies in its pages.
+// The layout of a stream in its pages.
 RowGrid stream_grid(const CachePool& pool, const FormatStream& stream) {
   RowGrid grid = pool.grid;
   grid.heads = stream.heads;
@@ -38,7 +38,7 @@ RowGrid stream_grid(const CachePool& pool, const FormatStream& stream) {
        "Use pages that hold such a group, or a method that quantizes each token on its own.");
 }
 
-// A place for each page that sequences hold; −1 until it is set.
+// An index for each page that sequences hold; −1 until it is set.
 class Places {
  public:
   explicit Places(const PageTable& table) {
@@ -63,10 +63,11 @@ class Places {
                                     pages_.begin());
   }
 
-  std::vector<PoolSlots::Page> pages_;  // ascending; `tokens` is the place, so that a large table takes no more
+  std::vector<PoolSlots::Page>
+      pages_;  // ascending; `tokens` is used for the index, so that a large table takes no more memory
 };
 
-// True if the pages of a group, from entry `first` of a sequence on, were seen in this order before. `place`: index of
+// True if the pages of a group, from entry `first` of a sequence on, were seen before in this order. `place`: index of
 // each page among those seen.
 bool is_known(std::span<const std::int32_t> pages, const Places& place) {
   const auto of = [&](std::size_t i) { return place.of(pages[i]); };
@@ -99,7 +100,7 @@ PoolSlots whole_groups(const CachePool& pool, std::int64_t group) {
 
 std::int64_t group_of(const RowFormat& format) { return quantized_per_token(format) ? 1 : format.group; }
 
-// Tokens of the pool that are quantized, each once; those of a group lie together here.
+// The tokens of the pool that are quantized, each once. Tokens of a quantization group are adjacent.
 PoolSlots quantized_slots(const CachePool& pool, const RowFormat& format) {
   const std::int64_t group = group_of(format);
   if (group > pool.table.page_size) return whole_groups(pool, group);
@@ -115,7 +116,7 @@ void for_each_tail(const CachePool& pool, std::int64_t group, const Part& part) 
   }
 }
 
-// These of each sequence, [sequences, group, heads, dim].
+// The tails of all sequences, [sequences, group, heads, dim].
 std::vector<std::byte> tails(const CachePool& pool, std::int64_t group) {
   std::vector<std::byte> rows(bytes_of(pool.shape, static_cast<std::int64_t>(pool.sequences()) * group));
   for_each_tail(pool, group, [&](std::size_t s, const std::vector<PackedRun>& runs) {
@@ -125,7 +126,7 @@ std::vector<std::byte> tails(const CachePool& pool, std::int64_t group) {
   return rows;
 }
 
-// Refuses numbers that are not finite of all that is quantized or becomes tails.
+// Throws if an element that is quantized or becomes part of a tail is not finite.
 void check_pool(const CachePool& pool, const RowFormat& format) {
   quantized_slots(pool, format).for_each_part(part_tokens(pool), [&](std::int64_t, std::span<const PackedRun> runs) {
     check_slots(pool, runs);

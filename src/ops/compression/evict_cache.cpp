@@ -34,7 +34,7 @@ struct Window {
 
   TensorView view() { return view_of(rows, shape, count); }
 };
-// `end`: of the sequence, in packed queries.
+// `end`: end of the sequence, in packed queries.
 Window last_queries(const JobInput& input, std::size_t sequence, std::int64_t end, std::int64_t most, int threads) {
   const Job& job = input.job();
   Window window{{job.spec.dtype, job.spec.heads, job.spec.head_dim}, {}, 0};
@@ -46,7 +46,7 @@ Window last_queries(const JobInput& input, std::size_t sequence, std::int64_t en
   return window;
 }
 
-// The rows that stay of a tensor.
+// The kept rows of a tensor.
 std::vector<std::byte> left_of(std::vector<std::byte>& rows, const RowShape& shape, const CacheRows& cache,
                                std::span<const std::int64_t> kept, std::span<const std::int32_t> positions,
                                std::int64_t heads) {
@@ -81,7 +81,7 @@ void check_eviction(const Eviction& eviction, const InputRequest& input, const N
   for (std::size_t s = 0; s < cache.lengths.size(); ++s) {
     check_queries(eviction, cache.lengths[s] == 0 || job.job().batch.sequences[s].q_len > 0, s);
   }
-  if (job.seed()) return;  // synthetic input holds only finite numbers
+  if (job.seed()) return;  // synthetic input is finite
   const AttentionSpec& spec = job.job().spec;
   const RowShape shape{spec.dtype, spec.heads, spec.head_dim};
   const std::int64_t most = std::max<std::int64_t>(1, kPartBytes / std::max<std::int64_t>(1, token_bytes({}, shape)));
@@ -111,8 +111,8 @@ double eviction_bytes(const Eviction& eviction, double ratio, const CacheRows& c
   const auto heads = static_cast<double>(options.shared ? 1 : cache.k.heads);
   const auto k_bytes = static_cast<double>(token_bytes({}, cache.k));
   const auto v_bytes = static_cast<double>(token_bytes({}, cache.v));
-  // Memory for one sequence at a time: scores in fp64, twice where neighbours are averaged; the order of tokens; and
-  // the scores of a head's last queries.
+  // Memory for one sequence at a time: scores in fp64, twice if neighbours are averaged; the order of tokens; and the
+  // scores of a head's last queries.
   double scores = static_cast<double>(cache.k.heads) * 8.0 * (options.pool > 1 ? 2.0 : 1.0) + 4.0;
   if (method->needs_queries) scores += 4.0 * static_cast<double>(std::min(options.window, longest)) + 8.0;
   // The kept rows of k are in memory with k and v, then with v and its kept rows.

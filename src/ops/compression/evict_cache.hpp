@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Taking tokens out of a cache: what is left of it, and where each key stands.
+// Evicts tokens from a cache: computes the kept rows and the position of each key.
 #pragma once
 
 #include "kernels/quant/eviction.hpp"
@@ -8,26 +8,26 @@
 
 namespace ringattn {
 
-// Refuses what evict() would, before rows are read: kFile for queries that are not finite (tensor and place) and what
-// makes no job of cache and queries; kUnsupported for sequences whose positions an I32 doesn't hold.
+// Throws the errors of evict() before rows are read: kFile for queries that are not finite (naming tensor and index)
+// and for a cache and queries that make no job; kUnsupported for sequences whose positions exceed an I32.
 void check_eviction(const Eviction& eviction, const InputRequest& input, const Numerics& numerics,
                     const CacheRows& cache);
 
-// Bytes of host memory that evict() takes at the most, with the rows of both tensors.
+// The largest number of bytes of host memory that evict() uses, including the rows of both tensors.
 double eviction_bytes(const Eviction& eviction, double ratio, const CacheRows& cache);
 
-// The default share of tokens that are evicted.
+// The default share of tokens to evict.
 inline constexpr double kDefaultEviction = 0.5;
 
-// Leaves kept_tokens() of each sequence's tokens, those that the eviction chooses, and adds k_positions and k_lengths
-// to the tensors beside them (ops/attention_jobs/position_tensors.hpp). Other lists of lengths, and the grid, are the
-// caller's. The cache's rows are read, and finite. A method that looks at queries reads them from
-// `input`, whose cache it is, and `numerics` say its mask, scale and soft-cap. Throws kUsage for a ratio that is none
-// and a method without the queries it needs, kFile for queries that are not finite (tensor and place).
+// Keeps kept_tokens() of each sequence's tokens, as the eviction selects them, and adds k_positions and k_lengths to
+// the other tensors (ops/attention_jobs/position_tensors.hpp). The caller updates other lists of lengths, and the grid.
+// The rows of the cache have been read, and are finite. A method that needs queries reads them from `input`, to which
+// the cache belongs, with the mask, scale and softcap of `numerics`. Throws kUsage for an invalid ratio and for a
+// method without the queries that it needs, and kFile for queries that are not finite (naming tensor and index).
 void evict(const Eviction& eviction, double ratio, const InputRequest& input, const Numerics& numerics, int threads,
            CacheRows& cache);
 
-// Bytes of the tensors that it added.
+// Bytes of the tensors that evict() added.
 std::int64_t position_bytes(const CacheRows& cache);
 
 }  // namespace ringattn

@@ -31,7 +31,7 @@ std::vector<std::byte> rows_of(const CachePool& pool) {
   return rows;
 }
 
-// Pages for sequences of such lengths, which hold nothing else, in ascending order.
+// Pages for sequences of these lengths, in ascending order. No page is shared.
 PageTable pages_for(std::span<const std::int64_t> lengths, std::int64_t page_size) {
   PageTable table;
   table.page_size = page_size;
@@ -44,7 +44,7 @@ PageTable pages_for(std::span<const std::int64_t> lengths, std::int64_t page_siz
   return table;
 }
 
-// [sequences, the largest number of pages of one]; −1 after a sequence's last page.
+// [sequences, maximum number of pages of a sequence]; −1 after a sequence's last page.
 WholeTensor block_table(const PageTable& table) {
   std::size_t columns = 1;
   for (std::size_t s = 0; s < table.sequences(); ++s) columns = std::max(columns, table.of(s).size());

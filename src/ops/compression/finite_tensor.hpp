@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of a file that are NaN or infinite, found before its tensors take memory: they are read part by part.
+// Finds NaN and infinite elements of a file part by part, before its tensors take memory.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,21 @@
 
 namespace ringattn {
 
-// Bytes of a tensor that are read at a time where it need not be held.
+// Bytes of a tensor that are read at a time if it is not kept in memory.
 inline constexpr std::int64_t kPartBytes = std::int64_t{4} << 20;
 
 struct NonFiniteElement {
-  std::int64_t element = 0;  // as the tensor lies in the file
+  std::int64_t element = 0;  // index in the tensor as stored
   float value = 0.0F;
 };
 
-// The first of the whole tensor, or of its elements [begin, end); of one that holds neither BF16, F16 nor F32, none.
-// Throws kFile.
+// The first non-finite element of the whole tensor, or of its elements [begin, end). None for dtypes other than BF16,
+// F16 and F32. Throws kFile.
 std::optional<NonFiniteElement> find_non_finite(const TensorSource& tensor);
 std::optional<NonFiniteElement> find_non_finite(const TensorSource& tensor, std::int64_t begin, std::int64_t end);
 
-// Refuses (kFile) a tensor of a job whose O is compared, by the name that it has here and the place in its own axes.
+// For a job whose O is compared: throws kFile if an element is not finite, naming the tensor and the index in its own
+// axes.
 void check_compared(const TensorSource& tensor, std::string_view name);
 
 }  // namespace ringattn

@@ -54,7 +54,7 @@ PoolSlots held_slots(const PageTable& table, std::span<const std::int64_t> cu, s
       first += page;
     }
   }
-  // Where several sequences hold a page, keep the entry with the most tokens.
+  // If several sequences hold a page, the entry with the most tokens is kept.
   std::ranges::sort(pages, std::greater<>());
   const auto same = [](const PoolSlots::Page& a, const PoolSlots::Page& b) { return a.number == b.number; };
   pages.erase(std::unique(pages.begin(), pages.end(), same), pages.end());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tokens of a pool of pages are quantized. A pool may have far more pages than its sequences hold: what is kept
-// here, and what is done, goes by the pages that they hold.
+// Which tokens of a pool of pages are quantized. A pool may have far more pages than its sequences hold. Memory and
+// time depend only on the pages that they hold.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace ringattn {
 
-// Tokens of a pool, of each page those from its beginning, in an order of pages.
+// Tokens of a pool: the first tokens of each page, in an order of pages.
 class PoolSlots {
  public:
   struct Page {
@@ -26,8 +26,8 @@ class PoolSlots {
   PoolSlots(std::vector<Page> pages, std::int64_t page_size);
 
   std::int64_t tokens() const { return tokens_; }
-  // Calls part(first, runs) for at most `most` tokens at a time, but a page at least: `runs` of the pool's axis are
-  // tokens [first, first + total_tokens(runs)) of these.
+  // Calls part(first, runs) for at most `most` tokens at a time, but at least a page. `runs`: tokens [first, first +
+  // total_tokens(runs)) of this object, on the pool's axis.
   void for_each_part(std::int64_t most,
                      const std::function<void(std::int64_t first, std::span<const PackedRun> runs)>& part) const;
 
@@ -37,7 +37,7 @@ class PoolSlots {
   std::int64_t tokens_ = 0;
 };
 
-// Where the token that is the n-th of these runs lies.
+// The slot of the n-th token of these runs.
 std::int64_t slot_at(std::span<const PackedRun> runs, std::int64_t n);
 
 // Slots of the tokens that sequences hold, each once, ascending. `cu`: of keys, [sequences + 1]. `group`: takes only

@@ -106,7 +106,7 @@ void CausalConv1d::Impl::check(const CausalConv1dInputs& inputs, const CausalCon
   check_given("CausalConv1d", "initial_halos", inputs.initial_halos, job.initial_halos && !owned.beginning.empty());
   check_given("CausalConv1d", "final_halos", outputs.final_halos, job.final_halos && !owned.ending.empty());
   if (inputs.slots == nullptr || (job.update && inputs.initial_halos == outputs.final_halos)) return;
-  refuse("slots are given", job.update ? "initial_halos and final_halos differ" : "the job is no update",
+  refuse("slots are given", job.update ? "initial_halos and final_halos differ" : "the job is not an update",
          "Slots are those of an update in place.");
 }
 

@@ -22,7 +22,7 @@ namespace ringattn {
 
 namespace {
 
-// What a rank receives for each of its runs, each [width − 1, channels].
+// The parts that a rank receives for each of its runs, [width − 1, channels] each.
 enum HaloPart : std::int64_t { kBefore, kNextX, kNextDy, kDfinal, kHaloParts };
 
 // The exchanges of a run, in the order in which they are announced.
@@ -41,7 +41,7 @@ struct CausalConv1dBackward::Impl {
 
   const CausalConv1dSpec& spec() const { return job.spec; }
   int self() const { return transport.rank(); }
-  std::int64_t rows() const { return spec().width + 1; }  // of a unit: taps, and the bias
+  std::int64_t rows() const { return spec().width + 1; }  // rows of a unit: the taps, and the bias
   std::int64_t row_bytes() const { return spec().halo_bytes() / spec().halo_tokens(); }
   std::int64_t first_channel(int rank) const { return std::int64_t{spec().channels} * rank / transport.size(); }
   std::int64_t channels(int rank) const { return first_channel(rank + 1) - first_channel(rank); }

@@ -6,8 +6,8 @@
 // p: the bits of the gradient's significand; r: 2^−18.9 for rows and 2^−18.3 for dweight and dbias, whose sums are
 // longer. g64 and m are those of oracle_conv1d_gradients().
 //
-// A gradient of a weight is a sum over all tokens, so whole channels of all sequences are computed in fp64: all of
-// small jobs, of others as many as have 2^22 elements, spread evenly.
+// The gradient of a weight is a sum over all tokens, so whole channels of all sequences are computed in fp64: all
+// channels of small jobs; otherwise as many as have 2^22 elements, evenly spread.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Conv1dBackwardAccuracy {
   std::vector<GradientAccuracy> gradients;
 };
 
-// Collective; all ranks get the same answer. `result` is this rank's.
+// Collective; all ranks get the same result. `result`: this rank's gradients.
 Conv1dBackwardAccuracy check_conv1d_gradients(const Collective& collective, const Conv1dBackwardInput& input,
                                               const Conv1dBackwardRankResult& result, int threads);
 

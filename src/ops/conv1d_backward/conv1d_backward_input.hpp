@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input of the gradients of the causal convolution: a convolution as the forward has it, with the gradient of y.
-// From a file, or functions of a seed.
+// The input of the gradients of the causal convolution: that of the forward, with the gradient of y. It comes from a
+// file, or consists of functions of a seed.
 #pragma once
 
 #include <memory>
@@ -15,13 +15,13 @@
 
 namespace ringattn {
 
-// Whether the file has a gradient of y beside a convolution without an SSM layer, which makes it the input of this op.
+// Whether the file has a gradient of y and a convolution without an SSM layer, which is the input of this op.
 bool holds_conv1d_gradient(const TensorFile& file);
 
 class Conv1dBackwardInput {
  public:
-  // Throws what SsmInput throws, kFile for a gradient that doesn't belong to the convolution, and kUnsupported for
-  // decode steps and the gradient of final states.
+  // Throws the errors of SsmInput, kFile for a gradient that doesn't match the convolution, and kUnsupported for decode
+  // steps and for gradients of final states.
   explicit Conv1dBackwardInput(const OpRequest& request);
 
   const CausalConv1dJob& job() const { return job_; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of the convolution's gradients: the fp64 oracle, an earlier result, and other worlds.
+// The checks of the convolution's gradients: against the fp64 oracle, against an earlier result, and in other worlds.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ std::string Conv1dBackwardOpJob::first_difference(const Collective& collective) 
           rows_difference(collective, "dx", input_.forward().y_grid(), result_->dx_view(spec()), result_->runs)) {
     return ringattn::describe(*found, sequence_bounds(input_.job().lengths), "dx");
   }
-  // The same on all ranks: [channels, 1, dim].
+  // Equal on all ranks: [channels, 1, dim].
   const auto weights_difference = [&](const char* name, const std::vector<float>& values,
                                       std::int64_t dim) -> std::string {
     if (values.empty()) return {};

@@ -28,7 +28,7 @@ std::string_view Conv1dBackwardOpJob::op() const { return kName; }
 
 std::string Conv1dBackwardOpJob::describe() const {
   SsmJob forward = input_.forward().job();
-  forward.final_halos = false;  // which a check of the forward wants
+  forward.final_halos = false;  // only a check of the forward requests them
   return "backward of " + ringattn::describe(forward);
 }
 
@@ -114,7 +114,7 @@ std::vector<ResultDigest> digest_gradients(const Conv1dBackwardInput& input, con
     digests.push_back({std::string(name), std::string(name), digest(collective, view, runs, tokens)});
   };
   add("dx", result.dx_view(spec), result.runs, input.forward().job().tokens());
-  // A row of each channel, which rank 0 gives.
+  // A row of each channel, which rank 0 provides.
   const PackedRun rows{0, collective.rank() == 0 ? spec.channels : 0};
   const auto add_weights = [&](std::string_view name, const std::vector<float>& values, std::int64_t dim) {
     add(name, dense_view(static_cast<const void*>(values.data()), Dtype::kF32, rows.tokens(), 1, dim),

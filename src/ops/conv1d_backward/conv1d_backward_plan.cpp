@@ -12,7 +12,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kReceivedParts = 4;  // that a rank has room for, for each run (CausalConv1dBackward)
+constexpr std::int64_t kReceivedParts = 4;  // receive buffers for each run (CausalConv1dBackward)
 
 }  // namespace
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layout, memory, transfers and time of the gradients of the causal conv1d, from their shape. No ranks run here.
+// Layout, memory, transfers and time of the gradients of the causal conv1d, computed from their shape. No ranks run
+// here.
 #pragma once
 
 #include <cstdint>

@@ -23,13 +23,13 @@ struct Conv1dBackwardRankResult {
   Buffer dx;                         // [rows, channels]
   std::vector<float> dweight;        // [channels, width], the same on all ranks
   std::vector<float> dbias;          // [channels], or empty
-  std::vector<PackedRun> sequences;  // whose halos' gradients these are
+  std::vector<PackedRun> sequences;  // the sequences of dinitial
   Buffer dinitial;                   // [sequences, channels, width − 1]
-  std::int64_t non_finite = 0;       // values of x and dy
+  std::int64_t non_finite = 0;       // NaN and infinite values of x and dy
   SsmStats stats;
 
   std::int64_t tokens() const { return total_tokens(runs); }
-  TensorView dx_view(const CausalConv1dSpec& spec) const;        // [rows, channels, 1], as files have it
+  TensorView dx_view(const CausalConv1dSpec& spec) const;        // [rows, channels, 1], as in files
   TensorView dinitial_view(const CausalConv1dSpec& spec) const;  // [sequences, channels, width − 1]
 };
 
@@ -40,9 +40,9 @@ class LoadedConv1dBackward {
   LoadedConv1dBackward(const Conv1dBackwardInput& input, CausalConv1dBackward& backward, const Collective& collective,
                        int threads, const ProgressCallback& on_progress = {});
 
-  // Begins on all ranks at once and returns when all are done.
+  // Starts on all ranks at once and returns when all are done.
   SsmStats run();
-  // The result of the last run. Ends the object's use.
+  // Returns the result of the last run. The object can't be used afterwards.
   Conv1dBackwardRankResult fetch(const SsmStats& stats);
 
  private:

@@ -60,7 +60,7 @@ AxisOrder find_page_order(const SafetensorsFile& file, const TensorSource& k, st
           fmt::format("its pages may be {} tokens of {} heads, or {} heads of {} tokens", k.info->shape[1],
                       k.info->shape[2], k.info->shape[1], k.info->shape[2]),
           page_orders());
-  return htd ? AxisOrder::kHtd : AxisOrder::kThd;  // where neither fits, the usual one is refused
+  return htd ? AxisOrder::kHtd : AxisOrder::kThd;  // if neither fits, the usual order is refused with a message
 }
 
 void check_queries(const InputTensors& input) {
@@ -94,7 +94,7 @@ void check_pages(const InputTensors& input) {
           fmt::format("it has {} pages, more than an I32 can number", k.batch), "Use larger pages.");
 }
 
-// Keys of each sequence; each fits the `columns` of the table.
+// The number of keys of each sequence. Checks that they fit into the `columns` of the table.
 std::vector<std::int64_t> read_lengths(const TensorSource& tensor, const TensorSource& table, std::int64_t page_size) {
   check_count(tensor, entries(tensor));
   const std::vector<std::int64_t> lengths = read_integers(tensor);
@@ -108,7 +108,7 @@ std::vector<std::int64_t> read_lengths(const TensorSource& tensor, const TensorS
   std::int64_t pages = 0;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     require(lengths[s] >= 0, tensor, fmt::format("sequence {} has {} keys", s, lengths[s]), kLengthsSuggestion);
-    // Divided, for a product with `columns` might not fit.
+    // Divides, because the product with `columns` might overflow.
     require(lengths[s] == 0 || (lengths[s] - 1) / page_size < columns, tensor,
             fmt::format("sequence {} has {} keys, and its {} entries of the table hold {} each", s, lengths[s], columns,
                         page_size),
@@ -161,7 +161,7 @@ SequenceList sequences_of(const SafetensorsFile& file, const InputNames& names, 
   for (const std::int64_t length : lengths) cu_k.push_back(cu_k.back() + length);
   const RowGrid& q = input.q_grid;
   std::vector<std::int64_t> cu_q;
-  if (q.heads == 0) {  // there are no queries
+  if (q.heads == 0) {  // without queries
     cu_q.resize(cu_k.size());
   } else if (const auto list = find_optional(file, names.cu_seqlens_q, "cu_seqlens_q")) {
     input.used.push_back(*list);
@@ -184,7 +184,7 @@ SequenceList sequences_of(const SafetensorsFile& file, const InputNames& names, 
   }
 }
 
-// One of the two pools, as it is found bit by bit.
+// The pool of keys or of values, found step by step.
 struct Pool {
   Pool(const SafetensorsFile& the_file, std::string_view the_name, std::string the_stored)
       : file(the_file),
@@ -194,7 +194,7 @@ struct Pool {
         first(file.tensor(first_tensor(format, stored))) {
     check_axes(first);
   }
-  // Its grid, as decompression gives it.
+  // Finds the pool, and returns the grid of its decompressed elements.
   RowGrid find(AxisOrder page_order, InputTensors& input) {
     RowGrid grid = pages_grid(first, page_order);
     if (format.is_plain()) {
@@ -210,7 +210,7 @@ struct Pool {
     grid.dim = source->shape.dim;
     return grid;
   }
-  // With the sequences of the file.
+  // Completes the pool once the file's sequences are known.
   void complete(InputTensors& input) {
     if (!source) return;
     source->pages = input.pages;
@@ -219,19 +219,19 @@ struct Pool {
 
   const SafetensorsFile& file;
   std::string name;    // "k"
-  std::string stored;  // the tensor's, or what its parts' names begin with
+  std::string stored;  // the tensor's name, or the prefix of its parts' names
   RowFormat format;
   TensorSource first;
   std::optional<CompressedSource> source;
 };
 
-// Refuses tensors of sequences and offsets that a cache doesn't use: the file's author expects that they count.
+// Refuses tensors of sequences and offsets that a cache doesn't use, because the file's author expects them to be used.
 void refuse_block_mask(const SafetensorsFile& file, const InputNames& names) {
   for (const auto& [name, role] : {std::pair{&names.cu_seqlens_k, "cu_seqlens_k"}, {&names.q_offset, "q_offset"}}) {
     const auto list = find_optional(file, *name, role);
     if (!list) continue;
-    fail(ErrorCode::kFile, fmt::format("{} stands beside a paged cache", list->text()),
-         "lengths_k says how many keys a sequence has, and its queries stand at their end", "Leave it out.");
+    fail(ErrorCode::kFile, fmt::format("{} is given with a paged cache", list->text()),
+         "lengths_k says how many keys a sequence has, and its queries are the last of them", "Leave it out.");
   }
 }
 
@@ -276,7 +276,7 @@ InputTensors find_pages(const SafetensorsFile& file, const InputNames& given, st
   Pool v(file, "v", names.v_pages.value_or("v_pages"));
   if (!q && !k.format.is_plain()) {
     fail(ErrorCode::kFile, fmt::format("{} holds a compressed cache", file.path()),
-         "without q nothing says of what type its elements are", "Give a file with k_pages and v_pages.");
+         "without q the type of its elements is unknown", "Give a file with k_pages and v_pages.");
   }
   input.dtype = row_dtype(q ? input.q : k.first);
   const AxisOrder pages = page_order ? *page_order : find_page_order(file, k.first, input.q_grid.heads);
@@ -295,7 +295,7 @@ InputTensors find_pages(const SafetensorsFile& file, const InputNames& given, st
 
 InputTensors find_cache(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
                         std::optional<AxisOrder> page_order, std::optional<CompressedTensors>& compressed) {
-  static_cast<void>(file.tensor(names.q.value_or("q")));  // which must be there
+  static_cast<void>(file.tensor(names.q.value_or("q")));  // throws if q is missing
   return find_pages(file, names, order, page_order, compressed);
 }
 

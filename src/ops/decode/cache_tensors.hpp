@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of a paged cache in a safetensors file: a pool of pages, as elements or compressed, the table that says
-// whose they are, and the queries at the sequences' ends.
+// The tensors of a paged cache in a safetensors file: a pool of pages, plain or compressed, the block table, and the
+// queries at the ends of the sequences.
 #pragma once
 
 #include <optional>
@@ -10,22 +10,22 @@
 
 namespace ringattn {
 
-// True if the input is a cache: `k_pages` is named, or present in its format, while k and v were not named. Throws
-// kFile if the file also has `k` and nothing says which one to use.
+// True if the input is a cache: `k_pages` is named, or is in the file (in its format) while k and v are not named.
+// Throws kFile if the file also has `k` and the names do not select one of them.
 bool holds_cache(const SafetensorsFile& file, const InputNames& names);
 
-// `order` is that of q and out. `page_order`, kThd or kHtd, is that of a page; absent: what the file's metadata
-// `page_order` says, or the only one that the shapes allow. Throws kFile, naming the tensor and what is wrong with it;
-// for block_table and lengths_k, the sequence and entry too. `compressed`: what is found of pools that are.
+// `order`: axis order of q and out. `page_order`: axis order of a page, kThd or kHtd; absent: given by the file's
+// metadata `page_order`, or the only order that the shapes allow. Throws kFile, naming the tensor and the problem, and
+// for block_table and lengths_k also the sequence and entry. `compressed`: receives compressed pools.
 InputTensors find_cache(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
                         std::optional<AxisOrder> page_order, std::optional<CompressedTensors>& compressed);
 
-// The same of a file that may have no queries: sequences have none then, and neither q nor its grid is set.
+// The same for a file that may have no queries. Sequences then have none, and neither q nor its grid is set.
 InputTensors find_pages(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
                         std::optional<AxisOrder> page_order, std::optional<CompressedTensors>& compressed);
 
-// The sequences and the table of a cache whose pages lie in `pool`, a page an entry of the batch, as the file's
-// block_table, lengths_k and cu_seqlens_q say. Throws kFile.
+// Reads the sequences and the block table of a cache from the file's block_table, lengths_k and cu_seqlens_q. `pool`:
+// the grid of its pages, each page as a batch entry. Throws kFile.
 void read_paging(const SafetensorsFile& file, const InputNames& names, const RowGrid& pool, InputTensors& input);
 
 }  // namespace ringattn

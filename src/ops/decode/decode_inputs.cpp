@@ -176,7 +176,7 @@ void check_host_copies(const DecodeJob& job, const DecodeInputs& inputs) {
   }
   if (inputs.host_prefixes.count != (inputs.host_lengths == nullptr ? 0 : inputs.prefixes.count)) {
     refuse("host copies of the shared prefixes are not complete", "they are checked by lengths and block table",
-           "Give host_prefixes beside host_lengths where the step has prefixes; else leave them out.");
+           "Give host_prefixes with host_lengths if the step has prefixes; otherwise leave them out.");
   }
 }
 

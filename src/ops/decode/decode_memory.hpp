@@ -34,7 +34,7 @@ struct DecodeJob {
   // length (attention/tokens/decode_deal.hpp).
   int head_parts = 0;
   // Steps rotate q and k_new by RoPE, each token by its position in its sequence, with the bits of a Rope before the
-  // step. Keys that the cache has already are rotated ones. One axis of positions.
+  // step. Keys that are already in the cache must have been rotated. One axis of positions.
   std::optional<RopeSpec> rope = {};
 
   DecodeSpec decode_spec() const { return {spec, values_in_keys, format}; }

@@ -125,7 +125,7 @@ class DecodePlan final : public OpPlan {
   }
 
  private:
-  // Estimated, of the rank that attends to most keys: it reads them while it computes.
+  // Estimated for the rank that attends to most keys. It reads them while it computes.
   std::optional<double> step_seconds(const DecodePlanSummary& step) const {
     if (!estimates_time()) return std::nullopt;
     const double share = step.balance() / static_cast<double>(step.attended.size());
@@ -137,8 +137,8 @@ class DecodePlan final : public OpPlan {
            std::max(step.bytes_read / memory_rate(given, planned_threads(request_.options)), job_flops(input_) / speed);
   }
 
-  // A backend of as many threads as have work: a work tile is a KV split of at least one head. Rates of plain caches
-  // were measured with threads that had no work.
+  // A backend with only as many threads as have work: a work tile is one KV split of at least one head. The rates of
+  // plain caches were measured with idle threads included.
   std::unique_ptr<Backend> working_backend(const DecodePlanSummary& step, const DecodeSpec& spec) const {
     const int threads = planned_threads(request_.options);
     const auto ranks = static_cast<std::int64_t>(step.attended.size());

@@ -19,7 +19,7 @@ namespace ringattn {
 
 namespace {
 
-// The attention kernel for the rows, or null: the named one, else the first that can.
+// The attention kernel for the rows, or null: the named one, or else the first that supports them.
 const AttentionRow* attention_row_of(const AttentionSpec& spec, const KernelRequest& request, KernelScope scope) {
   for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     if (request.kernel != "auto" && request.kernel != row.name) continue;
@@ -30,13 +30,13 @@ const AttentionRow* attention_row_of(const AttentionSpec& spec, const KernelRequ
   return nullptr;
 }
 
-// Why latents in rows are not decoded; empty where they are.
+// Why latents in rows are not decoded; empty if they are.
 std::string why_no_cache(const JobInput& input, const KernelRequest& request, KernelScope scope) {
   std::string_view attends;
   try {
     attends = choose_mla_kernels(input.latent().spec, MlaForm::kAbsorbed, request, scope).attention.row->backend;
   } catch (const Error&) {
-    return {};  // as rows it can't be computed
+    return {};  // it can't be computed as rows
   }
   try {
     const std::string_view decodes = choose_kernel(decode_spec(input), request, scope).row->backend;
@@ -51,7 +51,7 @@ std::string why_no_cache(const JobInput& input, const KernelRequest& request, Ke
 }  // namespace
 
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelScope scope) {
-  // Where a named kernel can't run here, what computes the job with it elsewhere refuses it.
+  // If a named kernel can't run on this machine, the op refuses it later.
   const KernelScope where = request.kernel == "auto" ? scope : KernelScope::kAnyMachine;
   if (input.makes_cache()) return why_no_cache(input, request, where);
   if (input.op() != Op::kDecode) return {};

@@ -11,16 +11,17 @@
 
 namespace ringattn {
 
-// Why a kDecode input can't be decoded here with the bits that Attention gives it: the attention kernel for its rows,
-// the named one or the first that can, doesn't decode, or lacks something for it, or the block mask doesn't fit a
-// step. A kernel of another name would have other bits, and another one would be chosen for one rank than for several.
-// Empty where the named kernel is one that decodes: then Decode says what is wrong. Why latents in rows are not
-// decoded, though Mla computes them: no kernel decodes them, or those of another backend. Empty for every other input.
+// Why a kDecode input can't be decoded here with the bits that Attention gives it: the attention kernel for its rows
+// (the named one, or the first that supports them) does not decode, or does not support the step, or the block mask
+// does not fit a decode step. A kernel of another name would give other bits, and the choice would differ between one
+// rank and several. Empty if the named kernel decodes: then Decode reports the problem. For latents in rows that Mla
+// can compute: why they are not decoded, because no kernel decodes them, or only those of another backend. Empty for
+// every other input.
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelScope scope);
 
-// Returns the input, or its rows where it can't be decoded. For inputs that the user did not ask to have decoded.
+// Returns the input, or its rows if it can't be decoded. For inputs that the user did not explicitly request to decode.
 JobInput decode_or_attend(JobInput input, const KernelRequest& request, KernelScope scope);
-// The same for ranks, which go one way: rows where any of them can't decode. Collective.
+// The same for ranks, which all do the same: they use rows if any rank can't decode. Collective.
 JobInput decode_or_attend(JobInput input, const KernelRequest& request, const Collective& collective);
 
 }  // namespace ringattn

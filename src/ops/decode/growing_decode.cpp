@@ -26,7 +26,7 @@ View every(View all, std::int64_t first, std::int64_t rows) {
   return all;
 }
 
-// The tables of these steps were not checked before: on a device, the step checks them.
+// The tables of these steps have not been checked before, so the step checks them, on a device too.
 DecodeOptions checking_options(const Options& options) {
   DecodeOptions decoding = decode_options(options);
   decoding.check_tables = true;
@@ -75,7 +75,7 @@ DecodeJob GrowingDecode::job_of(const Options& options, Transport& world) const 
     const DecodeChoice choice = choose_kernel(spec, compatible_request(options.kernel, world));
     const auto backend = choice.row->make_backend({1, kNoDevice});
     job = decode_job(input_, world.size(), *choice.row->make_kernel(spec, *backend));
-    job.limits.rows = 1;  // of a step
+    job.limits.rows = 1;  // per step
   });
   return job;
 }
@@ -120,7 +120,7 @@ void GrowingDecode::load() {
   await(backend, collective_.timeouts());
 }
 
-// Loads the block masks of the first step, then those of the second, and so on.
+// Loads the block masks of all steps, step by step.
 void GrowingDecode::load_block_mask(const Job& whole, std::span<const std::int64_t> numbers) {
   std::vector<MaskedStep> steps;
   for (std::int64_t row = 0; row < rows_; ++row) {
@@ -158,7 +158,7 @@ HostRows GrowingDecode::run() {
   return results;
 }
 
-// The step of this row of each sequence.
+// Enqueues the step that decodes row `row` of each sequence.
 void GrowingDecode::enqueue(DecodeInputs inputs, std::int64_t row) {
   const AttentionSpec& spec = input_.job().spec;
   const Stream stream = decode().backend().stream();

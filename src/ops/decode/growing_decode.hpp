@@ -25,23 +25,23 @@ struct HostRows {
   std::vector<std::byte> lse;
 
   HostRows(std::int64_t rows, const AttentionSpec& spec);
-  // Copies `count` rows from `from` of another array to `to`.
+  // Copies `count` rows from row `from` of other arrays to row `to`.
   void take(const std::byte* other_out, const std::byte* other_lse, std::int64_t from, std::int64_t to,
             std::int64_t count, const AttentionSpec& spec);
 };
 
-// Sequences whose last rows are as many, decoded together: by Decode or, of latents, by MlaDecode. All calls are
-// collective; what the constructor is given outlives the object.
+// Decodes sequences with the same number of last rows together, by Decode or, for MLA, by MlaDecode. All calls are
+// collective. The constructor's arguments outlive the object.
 class GrowingDecode {
  public:
-  // `sequences`: of `whole`, whose last `rows` rows `input` has.
+  // `sequences`: their indices in `whole`; `input` has their last `rows` rows.
   GrowingDecode(const JobInput& input, std::int64_t rows, const JobInput& whole,
                 std::span<const std::int64_t> sequences, const Options& options, Transport& world,
                 const Collective& collective);
 
   // The sequences of the input whose rows this rank gets.
   SequenceRange owned() const { return decode().owned(sequences()); }
-  // Decodes all rows: [owned sequences · rows] of out and lse. Ends the object's use.
+  // Decodes all rows: [owned sequences · rows] of out and lse. The object can't be used afterwards.
   HostRows run();
 
  private:
@@ -57,14 +57,14 @@ class GrowingDecode {
   const std::int64_t rows_;
   Collective collective_;
   std::optional<Decode> decode_;
-  std::optional<MlaDecode> latents_;  // of latents, in place of decode_
+  std::optional<MlaDecode> latents_;  // MLA only, instead of decode_
   std::optional<LoadedCache> cache_;
   MlaWeights weights_;
   Buffer q_, k_, v_, sinks_, out_, lse_;
   std::int64_t mask_stride_ = 0;        // 0: there is no block mask
-  std::int64_t mask_rows_of_step_ = 0;  // of all its sequences, of this rank's heads
+  std::int64_t mask_rows_of_step_ = 0;  // of all sequences of a step, for this rank's heads
   Buffer mask_indices_, mask_counts_;
-  // All rows' queries, and what of them joins the cache: keys and values, or latents and rotary keys.
+  // The queries of all rows, and what is appended to the cache: keys and values, or latents and rotary keys.
   TensorView q_view_, k_view_, v_view_;
   MutableTensorView out_view_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many keys a decode step's block mask has its ranks attend to. Pure: no ranks run here.
+// The number of keys to which a decode step with a block mask attends. Pure: no ranks run here.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace ringattn {
 
-// Keys of each mask row, [sequences, mask rows of a sequence]: those of the blocks that it names, and of the rows' own.
-// Empty where the job has no block mask, or the mask of other sequences (as the last rows of another job have), or
-// where its rows can't be decoded with it (why_not_decodable()).
+// The number of keys of each mask row, [sequences, mask rows of a sequence]: those of its blocks, and of the rows' own
+// tokens. Empty if the job has no block mask, if the mask is that of other sequences (as in last_rows()), or if the
+// rows can't be decoded with it (why_not_decodable()).
 std::vector<std::int64_t> keys_per_mask_row(const Job& job);
 
 // The keys of all K/V heads that rank `rank` attends to. `listed`: result of keys_per_mask_row().

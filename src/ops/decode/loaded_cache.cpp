@@ -17,12 +17,12 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kQuantizedRowsAtOnce = 1 << 14;  // tokens that are read and checked at a time
-constexpr std::int64_t kRowsAtOnce = 1 << 14;           // tokens of all heads, of which a rank keeps some
+constexpr std::int64_t kRowsAtOnce = 1 << 14;           // tokens with all heads, some of which the rank keeps
 constexpr std::size_t kStreamAlignment = 256;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kStreamAlignment - 1) / kStreamAlignment * kStreamAlignment; }
 
-// Bytes of one of the two tensors of a cache.
+// Bytes of the pool of k or of v.
 std::size_t pool_bytes(const RowFormat& format, const RowShape& shape, std::int64_t rows) {
   std::size_t bytes = 0;
   for (const FormatStream& stream : format_streams(format, shape)) {
@@ -31,7 +31,8 @@ std::size_t pool_bytes(const RowFormat& format, const RowShape& shape, std::int6
   return bytes;
 }
 
-// Leaves out the last `count` keys of each sequence. `cu_k`: token at which each sequence begins, then the total.
+// Removes the last `count` keys of each sequence. `cu_k`: token at which each sequence begins, then the number of
+// tokens.
 void hold_back(std::vector<CachedKeyRun>& held, std::span<const std::int64_t> cu_k, std::int64_t count) {
   for (CachedKeyRun& run : held) {
     const std::int64_t end = *std::upper_bound(cu_k.begin(), cu_k.end(), run.keys.begin);  // of its sequence
@@ -40,7 +41,7 @@ void hold_back(std::vector<CachedKeyRun>& held, std::span<const std::int64_t> cu
   std::erase_if(held, [](const CachedKeyRun& run) { return run.keys.tokens() == 0; });
 }
 
-// Calls piece(runs, rows) for some tokens of the runs at a time, and where they are in `rows`.
+// Calls piece(runs, rows) for some tokens of the runs at a time. `rows`: their part of the rows.
 void for_each_piece_of(std::span<const PackedRun> runs, const MutableTensorView& rows,
                        const std::function<void(const std::vector<PackedRun>&, const MutableTensorView&)>& piece) {
   for (std::int64_t begin = 0; begin < rows.tokens; begin += kRowsAtOnce) {
@@ -69,7 +70,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Collective
   if (job.values_in_keys) {
     failpoint("staging");
     mark_unwritten(backend, {&pools_.k});
-    // FP8 rows are taken for rows of half as many numbers.
+    // FP8 rows are handled as rows of half as many 16-bit elements.
     const std::int64_t width = token_bytes(k_.format, k_.shape) / static_cast<std::int64_t>(size_of(spec.dtype));
     fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows(), 1, width), nullptr, on_progress);
   } else {
@@ -149,7 +150,7 @@ void LoadedCache::make_heads(SyntheticTensor tensor, std::span<const PackedRun> 
   await(backend, collective_.timeouts());
 }
 
-// Latents and rotary keys side by side, or FP8 rows as they lie in the file.
+// Fills rows with latents and rotary keys side by side, or with FP8 rows as in the file.
 void LoadedCache::fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host) {
   const DecodeJob& job = decode_.job();
   if (job.format.k.is_plain()) {
@@ -176,7 +177,7 @@ void LoadedCache::for_each_stretch(const LoadRows& load) const {
   load(runs, first);
 }
 
-// Without a tensor they are those of latents and rotary keys side by side. `non_finite`: counts values, or null.
+// Without a tensor the rows are latents and rotary keys side by side. `non_finite`: counts values, or null.
 void LoadedCache::fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows,
                             std::int64_t* non_finite, const ProgressCallback& on_progress) {
   Backend& backend = decode_.backend();
@@ -205,7 +206,7 @@ void LoadedCache::fill_rows(std::optional<SyntheticTensor> tensor, const Mutable
   });
 }
 
-// Some tokens at a time, all streams of them, which are checked on the host.
+// Some tokens at a time, in all streams. The host checks them.
 void LoadedCache::fill_quantized(const CompressedSource& source, const CachedTensor& part, const Buffer& pool,
                                  const ProgressCallback& on_progress) {
   Backend& backend = decode_.backend();
@@ -236,7 +237,7 @@ void LoadedCache::fill_quantized(const CompressedSource& source, const CachedTen
   });
 }
 
-// Whole pages, as they lie in the file. Returns how many values of tokens are NaN or infinite.
+// Copies whole pages as they are in the file. Returns the number of NaN and infinite values of tokens.
 std::int64_t LoadedCache::fill_pages(const CachedTensor& part, const Buffer& pool,
                                      const ProgressCallback& on_progress) {
   const RowShape& shape = part.shape;
@@ -274,7 +275,7 @@ CachePools LoadedCache::copy() const {
   Backend& backend = decode_.backend();
   CachePools other;
   for (const auto& [from, to] : {std::pair{&pools_.k, &other.k}, {&pools_.v, &other.v}}) {
-    if (from->bytes() == 0) continue;  // values that lie in their keys
+    if (from->bytes() == 0) continue;  // v, if the keys contain the values
     *to = backend.allocate(from->bytes());
     const auto bytes = static_cast<std::int64_t>(from->bytes());
     backend.copy_rows(to->data(), bytes, from->data(), bytes, bytes, 1, backend.stream());
@@ -289,8 +290,8 @@ MutableCacheView LoadedCache::view(const CachedTensor& part, const Buffer& pool)
   MutableCacheView view = make(pool.data(), shape.dtype, rank_cache_.pages, rank_cache_.page_size,
                                static_cast<int>(shape.heads), static_cast<int>(shape.dim));
   if (rank_cache_.columns == 0) {
-    // A step skips the caches of all sequences before the rank's own (rank_step()). They are not here, so the view
-    // begins that far before the pool. Nothing is read there.
+    // A step skips the caches of all sequences before the rank's own (rank_step()). This rank doesn't have them, so the
+    // view begins that far before the pool. Nothing is read there.
     const std::int64_t skipped =
         rank_cache_.first_sequence * view.page_stride * static_cast<std::int64_t>(size_of(shape.dtype));
     view.data = reinterpret_cast<void*>(reinterpret_cast<std::intptr_t>(pool.data()) - skipped);

@@ -19,39 +19,39 @@
 
 namespace ringattn {
 
-// K and V of one cache, in the kernel's memory; a compressed cache has its streams, concatenated. For MLA `k` holds the
-// rows [c, k_r], whose first elements are the values, and `v` is empty.
+// K and V of one cache, in the kernel's memory. A compressed cache has its streams, concatenated. For MLA `k` holds the
+// rows [latent, rotary key], whose first elements are the values, and `v` is empty.
 struct CachePools {
   Buffer k;
   Buffer v;
 };
 
-// The cache of one rank, filled. Slots that hold no token are NaN, or arbitrary quantized values, but for those of a
-// file's pages of elements that a rank has all heads of, which are as they lie there.
+// The filled cache of one rank. Slots without a token are NaN, or arbitrary quantized values, except in plain pages of
+// a file whose heads the rank has all: these are copied as they are.
 class LoadedCache {
  public:
-  // `held_back`: that many tokens at the end of each sequence are not there yet; pages of a file are whole. Throws what
-  // JobInput::read() throws, and kMemory.
+  // `held_back`: number of tokens at the end of each sequence that are not filled yet; pages of a file are copied
+  // whole. Throws the errors of JobInput::read(), and kMemory.
   LoadedCache(const JobInput& input, Decode& decode, const Collective& collective,
               const ProgressCallback& on_progress = {}, std::int64_t held_back = 0);
 
   const RankCache& rank_cache() const { return rank_cache_; }
   const CachePools& pools() const { return pools_; }
-  // Another cache of the same contents; tables of formats are there once.
+  // Another cache with the same contents. The tables of formats are shared.
   CachePools copy() const;
-  // Gives a step the cache in these pools.
+  // Makes a step use the cache in these pools.
   void bind_pools(const CachePools& pools, DecodeInputs& inputs) const;
-  // Gives a step this cache's table and lengths, those that are held back left out; and, where nothing is held back,
-  // the prefixes that sequences share.
+  // Makes a step use this cache's block table and its lengths, without the keys that are held back. If none are, also
+  // the shared prefixes.
   void bind_tables(DecodeInputs& inputs) const;
-  // The same for steps that update the lengths, which are those before the step.
+  // The same for steps that update the lengths: passes them as lengths_before.
   void bind_growing_tables(DecodeInputs& inputs) const;
   // Binds the host copies of lengths and block table, for a step with these lengths.
   void bind_host_tables(DecodeInputs& inputs) const;
   const NonFinite& non_finite() const { return non_finite_; }
 
  private:
-  // One of the two tensors.
+  // The pool of k or of v.
   struct CachedTensor {
     SyntheticTensor tensor;
     RowFormat format;
@@ -67,12 +67,12 @@ class LoadedCache {
   bool as_in_file(const CachedTensor& part) const;
   // True if the rank has only some of the heads.
   bool has_some_heads() const { return kv_heads_.count < input_.job().spec.kv_heads; }
-  // Fills dense rows with this rank's heads of these tokens: in host memory what the input reads, in the backend's what
-  // it is made of.
+  // Fills dense rows with this rank's heads of these tokens. In host memory it reads the input; in the backend's memory
+  // it generates synthetic rows.
   void read_heads(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& host) const;
   void make_heads(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows) const;
   std::int64_t rows() const { return rank_cache_.pages * rank_cache_.page_size; }
-  // Calls `load` with keys whose rows are neighbours, and the first of these rows, until all are loaded.
+  // Calls `load` with keys whose rows are adjacent, and the first of these rows, until all are loaded.
   void for_each_stretch(const LoadRows& load) const;
   void fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host);
   void fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows, std::int64_t* non_finite,

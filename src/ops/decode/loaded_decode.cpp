@@ -12,7 +12,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kLongDecode = 0.1;  // seconds in which a device reads all of its memory
+constexpr double kLongDecode = 0.1;  // seconds that a device takes to read all of its memory
 
 }  // namespace
 
@@ -27,7 +27,7 @@ LoadedDecode::LoadedDecode(const JobInput& input, MlaDecode& decode, const Colle
 LoadedDecode::LoadedDecode(const JobInput& input, Decode& decode, MlaDecode* latents, const Collective& collective,
                            const ProgressCallback& on_progress, int caches)
     : decode_(decode), latents_(latents), collective_(collective) {
-  const AttentionSpec& spec = input.job().spec;  // of latents, too, q and O have its dims
+  const AttentionSpec& spec = input.job().spec;  // for MLA, too: q and O have its dims
   const auto sequences = static_cast<std::int64_t>(input.job().batch.sequences.size());
   const std::int64_t rows = input.job().batch.q_tokens();
   const SequenceRange owned = decode.owned(sequences);
@@ -44,7 +44,7 @@ LoadedDecode::LoadedDecode(const JobInput& input, Decode& decode, MlaDecode* lat
     const PackedRun all[] = {{0, rows}};
     const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
       input.read(SyntheticTensor::kQ, runs, host, decode.options().threads);
-      // Every rank has all queries; each value is to be counted once.
+      // Every rank has all queries, but each value counts once.
       if (collective.rank() == 0) result_.non_finite.q += count_non_finite(host);
     };
     Staging(backend, collective.timeouts()).load(all, q, fill, {});

@@ -21,20 +21,20 @@ namespace ringattn {
 
 class LoadedDecode {
  public:
-  // Allocates everything and reads cache and queries. `caches`: copies of the cache that steps take in turn, so that
-  // none finds its keys in a device's cache memory. Collective, as all calls; `decode` outlives the object.
+  // Allocates everything and reads cache and queries. `caches`: copies of the cache that steps use in turn, so that no
+  // step finds its keys in a device's L2 cache. Collective, as all calls. `decode` outlives the object.
   LoadedDecode(const JobInput& input, Decode& decode, const Collective& collective,
                const ProgressCallback& on_progress = {}, int caches = 1);
-  // The same of a cache of latents.
+  // The same for MLA.
   LoadedDecode(const JobInput& input, MlaDecode& decode, const Collective& collective,
                const ProgressCallback& on_progress = {}, int caches = 1);
 
-  // Begins on all ranks at once and returns when all are done.
+  // Starts on all ranks at once and returns when all are done.
   RunStats run();
-  // Runs `count` consecutive steps, over the caches in turn, and returns the seconds of one. On one GPU they are a
-  // graph that is launched.
+  // Runs `count` consecutive steps, over the caches in turn, and returns the seconds per step. With one rank on a GPU
+  // they are launched as a graph.
   double run_many(int count);
-  // The rows of the last step, in host memory. Ends the object's use.
+  // Returns the rows of the last step, in host memory. The object can't be used afterwards.
   RankResult fetch(const RunStats& stats);
 
  private:
@@ -46,19 +46,19 @@ class LoadedDecode {
   void wait();
 
   Decode& decode_;
-  MlaDecode* latents_;  // of latents, whose `decode_` is in it; else null
+  MlaDecode* latents_;  // MLA only: the op that contains `decode_`; otherwise null
   Collective collective_;
   std::optional<LoadedCache> cache_;
   std::vector<CachePools> more_;
   RankResult result_;
   Buffer q_, sinks_;
-  Buffer mask_indices_, mask_counts_;  // where the job has a block mask
-  MlaWeights weights_;                 // of latents
+  Buffer mask_indices_, mask_counts_;  // if the job has a block mask
+  MlaWeights weights_;                 // MLA only
   DecodeInputs inputs_;
   DecodeOutputs outputs_;
   std::unique_ptr<Events> marks_;
   std::unique_ptr<Replay> replay_;
-  int replayed_ = 0;  // steps of the replay
+  int replayed_ = 0;  // steps replayed so far
 };
 
 }  // namespace ringattn

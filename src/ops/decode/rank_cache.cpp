@@ -17,8 +17,8 @@ namespace ringattn {
 
 namespace {
 
-// Calls `visit` for each piece of `page` tokens that a share holds of a sequence of `length` keys: its number in the
-// partition, the position of its first key and how many it has. No piece crosses the end of a KV split.
+// Calls `visit` for each piece of `page` tokens of the partition in a sequence of `length` keys, with its index in the
+// partition, the position of its first key and its number of keys. No piece crosses the end of a KV split.
 void for_each_piece(const KvPartition& partition, std::int64_t group, std::int64_t length, std::int64_t page,
                     const std::function<void(std::int64_t index, std::int64_t position, std::int64_t keys)>& visit) {
   const std::int64_t held = keys_of_partition(partition, group, length);
@@ -28,7 +28,7 @@ void for_each_piece(const KvPartition& partition, std::int64_t group, std::int64
   }
 }
 
-// What a rank holds: the partition's KV splits of each of these sequences.
+// What a rank holds: the partition's KV splits of these sequences.
 struct Holding {
   SequenceRange sequences;
   KvPartition partition;
@@ -40,7 +40,7 @@ Holding holding_of(const DecodeJob& job, int rank, int ranks, std::int64_t kv_sp
   return {kept_sequences(deal, job.limits.sequences, rank), kept_partition(deal, rank), kv_split_keys};
 }
 
-// The numbers of the pages that hold it, ascending.
+// The indices of the pages that contain it, ascending.
 std::vector<std::int32_t> needed_pages(const PageTable& table, const Batch& batch, const Holding& holding) {
   std::vector<std::int32_t> numbers;
   for (std::int64_t number = holding.sequences.first; number < holding.sequences.end(); ++number) {
@@ -73,7 +73,8 @@ RankCache dense_share(const Batch& batch, const Holding& holding, std::int64_t c
   return cache;
 }
 
-// By the keys that the block mask has the ranks attend to, where known and there are several ranks; else 0.
+// Chosen by the keys to which the ranks attend with the block mask, if these are known and there are several ranks;
+// otherwise 0.
 int head_parts(const Job& job, const AttentionSpec& spec, int ranks) {
   const std::vector<std::int64_t> listed = ranks > 1 ? keys_per_mask_row(job) : std::vector<std::int64_t>();
   if (listed.empty()) return 0;
@@ -87,7 +88,7 @@ int head_parts(const Job& job, const AttentionSpec& spec, int ranks) {
       .heads;
 }
 
-// Tokens of a quantization group, of either tensor.
+// Tokens of a quantization group of k or v, whichever is larger.
 std::int64_t quantized_together(const CacheFormat& format) {
   std::int64_t tokens = 1;
   for (const RowFormat& of : {format.k, format.v}) {
@@ -96,7 +97,7 @@ std::int64_t quantized_together(const CacheFormat& format) {
   return tokens;
 }
 
-// `together`: of its compressed rows.
+// `together`: tokens of a quantization group.
 RankCache paged_share(const PageTable& table, const Batch& batch, const Holding& holding, std::int64_t columns,
                       std::int64_t together) {
   const std::vector<std::int64_t> cu_k = batch.cu_k();
@@ -113,8 +114,8 @@ RankCache paged_share(const PageTable& table, const Batch& batch, const Holding&
   cache.numbers = needed_pages(table, batch, holding);
   cache.pages = static_cast<std::int64_t>(cache.numbers.size());
   cache.table.assign(static_cast<std::size_t>(sequences * columns), 0);
-  std::vector<PackedRun> keys(cache.numbers.size());      // of each page the longest run that a sequence has there
-  std::vector<std::int64_t> codes(cache.numbers.size());  // and how much of it, at most, lies in complete groups
+  std::vector<PackedRun> keys(cache.numbers.size());      // for each page the longest run of a sequence in it
+  std::vector<std::int64_t> codes(cache.numbers.size());  // its largest number of tokens in complete groups
   for (std::int64_t sequence = holding.sequences.first; sequence < holding.sequences.end(); ++sequence) {
     const auto s = static_cast<std::size_t>(sequence);
     const std::int64_t length = batch.sequences[s].k_len;
@@ -205,7 +206,7 @@ double decode_bytes(const JobInput& input, const DecodeKernel& kernel, const Cac
   const SharedPrefixPages shared =
       kernel.shares_prefixes() && job.block_mask == nullptr ? shared_prefixes(input, key_tile) : SharedPrefixPages();
   const DecodeSpec spec = decode_spec(input);
-  std::vector<bool> read(shared.keys.size());  // of each prefix: a sequence before this one reads it
+  std::vector<bool> read(shared.keys.size());  // for each prefix: an earlier sequence reads it
   double keys = 0.0;
   for (std::size_t number = 0; number < job.batch.sequences.size(); ++number) {
     const Sequence s = job.batch.sequences[number];
@@ -222,7 +223,7 @@ double decode_bytes(const JobInput& input, const DecodeKernel& kernel, const Cac
     const KeyRange common = visibility.common_keys(s.q_offset, s.q_offset + s.q_len - 1);
     std::int64_t once = shared.keys[prefix] / key_tile * key_tile;
     if (common.end < once) once = once / kernel.kv_split_keys() * kernel.kv_split_keys();
-    if (common.begin > 0 || common.end < once) continue;  // rows that don't see all of that share nothing
+    if (common.begin > 0 || common.end < once) continue;  // rows that don't see the whole prefix share nothing
     if (read[prefix]) keys -= static_cast<double>(once);
     read[prefix] = true;
   }

@@ -20,7 +20,7 @@ namespace ringattn {
 
 namespace {
 
-// The rows to be decoded, as a batch of their own: their places on its packed axis are the same on every rank.
+// The rows to be decoded, as a batch of their own. Their indices on its packed axis are the same on every rank.
 class LastRows {
  public:
   LastRows(const Job& job, std::int64_t rows) : job_(job), cu_(job.batch.cu_q()) {
@@ -35,10 +35,10 @@ class LastRows {
   }
 
   const Batch& batch() const { return batch_; }
-  // Sequences by their number of rows.
+  // The sequences by their number of rows.
   const std::map<std::int64_t, std::vector<std::int64_t>>& classes() const { return classes_; }
 
-  // The rows' packed tokens in the job.
+  // The packed tokens of the rows in the job.
   std::vector<PackedRun> tokens(std::span<const TokenRun> runs) const {
     std::vector<PackedRun> tokens;
     for (const TokenRun& run : runs) {
@@ -48,8 +48,8 @@ class LastRows {
     return tokens;
   }
 
-  // Where a job's layout has them: the rank's rows of `layout` that are among them are handed to `visit` as a run and
-  // its first row in the layout.
+  // The layout of these rows that follows from the job's layout. Passes this rank's rows among them to `visit`: a run,
+  // and its first row in the job's layout.
   Layout layout(const Layout& whole, int self,
                 const std::function<void(const TokenRun& run, std::int64_t row)>& visit) const {
     std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(whole.world()));
@@ -70,7 +70,7 @@ class LastRows {
   }
 
  private:
-  // Rows of a sequence before the last ones.
+  // Number of rows of a sequence before the last ones.
   std::int64_t skipped(std::int32_t sequence) const {
     const auto s = static_cast<std::size_t>(sequence);
     return job_.batch.sequences[s].q_len - batch_.sequences[s].q_len;
@@ -92,9 +92,9 @@ class Replayer {
         last_(input_.job(), rows),
         even_(even_layout(last_.batch().q_lengths(), world.size())) {}
 
-  // The prefill's rows, in the even layout.
+  // The prefill's results of these rows, in the even layout.
   HostRows prefilled(const Layout& layout, const RankResult& result) const {
-    std::vector<std::pair<std::int64_t, std::int64_t>> places;  // first row in the result, and how many
+    std::vector<std::pair<std::int64_t, std::int64_t>> places;  // first row in the result, and number of rows
     const Layout from = last_.layout(
         layout, world_.rank(), [&](const TokenRun& run, std::int64_t row) { places.emplace_back(row, run.tokens()); });
     HostRows mine(from.tokens(world_.rank()), spec());
@@ -106,9 +106,9 @@ class Replayer {
     return even(from, mine);
   }
 
-  // The same rows decoded.
+  // The same rows, decoded.
   HostRows decoded(std::int64_t page_size) const {
-    // Each sequence's rows by its number: those of a rank ascend by sequence.
+    // The rows of each sequence by its index, because the rows of a rank ascend by sequence.
     std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world_.size()));
     std::map<std::int64_t, HostRows> of_sequence;
     for (const auto& [rows, sequences] : last_.classes()) {
@@ -230,7 +230,7 @@ void check_replay_kernel(const KernelEntry& prefill, const DecodeSpec& spec, con
   const std::string_view steps = choose_kernel(spec, request, scope).row->name;
   if (steps == prefill.name) return;
   bool decodes_alone = true;
-  std::string_view both;  // a kernel that can do the one and the other
+  std::string_view both;  // a kernel that does both
   for (const AttentionRow& attention : kernel_table<AttentionSpec>()) {
     decodes_alone = decodes_alone && attention.name != steps;
     if (scope == KernelScope::kThisMachine && !attention.unavailable().empty()) continue;

@@ -29,8 +29,8 @@ StateSize state_of(const GatedDeltaSpec& spec) {
   return {spec.value_heads, std::int64_t{spec.key_dim} * spec.value_dim};
 }
 
-// The runs of a rank, without addresses of states. Of those, a run that begins a sequence with an initial state, and
-// one that ends a sequence whose final state is written, need M of more segments.
+// The runs of a rank, without addresses of states. A run that begins a sequence with an initial state, or ends a
+// sequence whose final state is written, needs M of more segments.
 std::vector<GatedDeltaRun> runs_of_rank(const Layout& layout, const StateHops& hops, int rank) {
   std::vector<GatedDeltaRun> all;
   for (const SsmRun& run : ssm_runs(layout, hops, rank)) {
@@ -39,7 +39,7 @@ std::vector<GatedDeltaRun> runs_of_rank(const Layout& layout, const StateHops& h
   return all;
 }
 
-// Before the plan is summarized, whose tables a job that is far too large could not have.
+// Called before the plan is summarized, because the tables of a job that is far too large would not fit into memory.
 void check_row_budget(const GatedDeltaJob& job, int world, std::size_t budget) {
   const double min_bytes = static_cast<double>(job.tokens()) * static_cast<double>(gated_delta_token_bytes(job.spec)) /
                            static_cast<double>(world);
@@ -190,7 +190,7 @@ void GatedDelta::Impl::check(const GatedDeltaInputs& inputs, const GatedDeltaOut
   check_given("GatedDelta", "final_states", outputs.final_states, job.final_states && !owned.ending.empty());
   if (inputs.slots == nullptr || (job.update && inputs.initial_states == outputs.final_states)) return;
   fail(ErrorCode::kUsage, "slots are given",
-       job.update ? "initial_states and final_states differ" : "the job is no update",
+       job.update ? "initial_states and final_states differ" : "the job is not an update",
        "Slots are those of an update in place.");
 }
 

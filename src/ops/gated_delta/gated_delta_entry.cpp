@@ -27,7 +27,7 @@ constexpr std::string_view kAutoScale = "auto";
 
 int parse_key_heads(std::string_view text) { return static_cast<int>(parse_integer(text, 0, 1 << 16)); }
 
-// 0 for "auto": the default of GatedDeltaSpec. The setting belongs to linear_attention, too, whose check takes 0.
+// 0 for "auto", the default of GatedDeltaSpec. linear_attention has the same setting, and its check accepts 0.
 float parse_delta_scale(std::string_view text) {
   if (text == kAutoScale) return 0.0F;
   const double scale = parse_real(text, -1e30, 1e30);

@@ -20,8 +20,8 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kMaxHeadsOrDims = 1 << 16;
-constexpr double kMaxDeltaElements = 0x1p60;  // of a tensor: its bytes must stay countable
-// Synthetic tokens of kSsmHeads: a state of each sequence, [heads, key_dim · value_dim].
+constexpr double kMaxDeltaElements = 0x1p60;  // of a tensor, so that its number of bytes doesn't overflow
+// The initial states are synthetic tokens of kSsmHeads, one per sequence: [heads, key_dim · value_dim].
 constexpr std::int64_t kDeltaStatesToken = 16;
 constexpr std::string_view kDeltaRows =
     "q and k are [tokens, key_heads, key_dim], v is [tokens, value_heads, value_dim], log_decay [tokens, value_heads] "
@@ -42,7 +42,7 @@ bool holds_gated_delta(const SafetensorsFile& file, const InputNames& names) {
 
 GatedDeltaInput::GatedDeltaInput(const OpRequest& request, const GatedDeltaSpec& spec) {
   job_.spec = spec;
-  job_.final_states = request.settings.final_states || request.use == OpUse::kVerify;  // a check compares everything
+  job_.final_states = request.settings.final_states || request.use == OpUse::kVerify;  // a check compares them, too
   request.from_file() ? take_file(request) : take_synthetic(request);
   job_.final_states = job_.final_states || job_.update;
   origins_.push_back(0);
@@ -51,7 +51,7 @@ GatedDeltaInput::GatedDeltaInput(const OpRequest& request, const GatedDeltaSpec&
   check_ssm_size(job_.lengths, request.settings.ranks.value_or(1), kGatedDeltaUnit);
 }
 
-// The tensor of that name, whose axes are those of tokens and then heads, or heads and dims.
+// The tensor of that name, whose axes are tokens and then heads, or heads and dims.
 GatedDeltaInput::FileRows GatedDeltaInput::find_rows(std::string_view name, std::size_t outer_axes,
                                                      std::int64_t tokens) const {
   FileRows found{file_->file.tensor(name_in(file_->request.names, name)), {}};
@@ -120,7 +120,7 @@ void GatedDeltaInput::take_file(const OpRequest& request) {
   row_dtype(*initial_);
 }
 
-// Sequences of a file, and where they continue from.
+// Reads the sequences of a file and their states.
 void GatedDeltaInput::take_lengths() {
   const InputNames& names = file_->request.names;
   const FileRows& q = rows_.front();
@@ -214,8 +214,8 @@ GatedDeltaInput::RowShape GatedDeltaInput::row_shape(DeltaTensor tensor) const {
   return {Dtype::kF32, spec.value_heads, 1};
 }
 
-// Normal q and v; keys of length about 1, by the scale of weights; log-decays of −2^−h or so in head h of 16, so that
-// some heads forget within a chunk and others remember for segments; beta in (0, 1).
+// q and v are normally distributed; keys are scaled by the weights to lengths of about 1; log-decays are about −2^−h in
+// head h of 16, so that some heads forget within a chunk and others remember for segments; beta is in (0, 1).
 SyntheticTensor GatedDeltaInput::synthetic(DeltaTensor tensor) {
   constexpr SyntheticTensor kKinds[] = {SyntheticTensor::kQ, SyntheticTensor::kWeightKeys, SyntheticTensor::kV,
                                         SyntheticTensor::kSsmDt, SyntheticTensor::kSsmB};

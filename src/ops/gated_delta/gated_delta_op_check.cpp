@@ -27,29 +27,29 @@ namespace {
 
 constexpr std::uint64_t kDeltaSampleSeed = 21;  // any; the same rows each time
 constexpr std::int64_t kMaxSampledHeads = 4;
-constexpr std::int64_t kTokensAtOnce = 512;  // that are read for the oracle
-constexpr double kElementsPerSecond = 2e8;   // of a state, that the oracle updates
+constexpr std::int64_t kTokensAtOnce = 512;  // tokens read at a time for the oracle
+constexpr double kElementsPerSecond = 2e8;   // state elements that the oracle updates
 
-// Values beyond the dtype are infinite there.
+// Values beyond the dtype's range become infinite.
 bool finite_in(Dtype dtype, double value) {
   std::byte bytes[sizeof(float)];
   store_element(bytes, dtype, static_cast<float>(value));
   return std::isfinite(load_element(bytes, dtype));
 }
 
-// Plain bytes: ranks tell each other.
+// Trivially copyable, because ranks exchange it.
 struct DeltaAccuracy {
   std::int64_t rows = 0;
-  std::int64_t compared = 0;  // values, where both are finite
-  double part = 0.0;          // the greatest error as a part of what is allowed there
+  std::int64_t compared = 0;  // values that are finite here and in fp64
+  double part = 0.0;          // the greatest error, as a fraction of the allowed error
   double error = 0.0;         // that error
   double allowed = 0.0;
-  std::int64_t token = 0;  // packed; of final states: the sequence
+  std::int64_t token = 0;  // packed token; for final states: the sequence
   std::int64_t head = 0;
   std::int64_t misplaced = 0;  // values that are NaN or infinite where fp64 has others, or the other way round
 
-  // `limit`: what the kernel's arithmetic may lose, besides the rounding of the result. `chunk_finite`: without it the
-  // value may be NaN, because later tokens of a chunk may affect earlier ones.
+  // `limit`: allowed error of the kernel's arithmetic, in addition to the rounding of the result. If `chunk_finite` is
+  // false, the value may be NaN, because later tokens of a chunk may affect earlier ones.
   void compare(double value, double expected, Dtype dtype, double limit, std::int64_t at, int of_head,
                bool chunk_finite) {
     const bool finite = finite_in(dtype, expected);
@@ -84,7 +84,7 @@ struct DeltaCheck {
   DeltaAccuracy states;
 };
 
-// Packed tokens of a few heads, about `count` rows, the first and the last token among them.
+// Packed tokens of a few heads, about `count` rows, including the first and the last token.
 std::map<int, std::set<std::int64_t>> sampled_rows(const GatedDeltaJob& job, std::int64_t count) {
   std::map<int, std::set<std::int64_t>> samples;
   const std::int64_t tokens = job.tokens();
@@ -104,7 +104,7 @@ std::map<int, std::set<std::int64_t>> sampled_rows(const GatedDeltaJob& job, std
   return samples;
 }
 
-// This rank's row of a packed token, or of a sequence; −1: it has none.
+// This rank's row of a packed token, or of a sequence; −1 if it has none.
 std::int64_t row_in(std::span<const PackedRun> runs, std::int64_t token) {
   std::int64_t row = 0;
   for (const PackedRun& run : runs) {
@@ -158,8 +158,8 @@ bool inputs_finite(const GatedDeltaSpec& spec, const GatedDeltaTask& task, std::
          finite(task.log_decay, head, true) && finite(task.beta, head, false);
 }
 
-// One head of a sequence, up to the last sampled token that this rank has, or to its end where the rank has the final
-// state.
+// Checks one head of a sequence, up to the last sampled token that this rank has, or to its end if the rank has the
+// final state.
 void check_head(const GatedDeltaInput& input, std::int32_t sequence, int head, const std::set<std::int64_t>& samples,
                 const GatedDeltaResult& result, bool rounded, int threads, DeltaCheck& check) {
   const GatedDeltaSpec& spec = input.job().spec;

@@ -15,7 +15,7 @@ namespace ringattn {
 
 class GatedDeltaOpJob final : public OpJob {
  public:
-  // The ranks agree on the input. `timeline`: a run also records when each phase was done.
+  // `timeline`: a run also records when each phase was done.
   GatedDeltaOpJob(GatedDeltaInput input, bool timeline) : input_(std::move(input)), timeline_(timeline) {}
 
   std::string_view op() const override { return "gated_delta"; }
@@ -74,7 +74,7 @@ class GatedDeltaOpJob final : public OpJob {
     TensorSource out;
     std::optional<TensorSource> states;
   };
-  // A number of ranks; their segments are neighbours, or dealt in turn. Resumed: long sequences are computed up to a
+  // A number of ranks, whose segments are adjacent or dealt in turn. Resumed: long sequences are computed up to a
   // segment in their middle, and then from the states there.
   struct Variant {
     int ranks = 1;

@@ -37,7 +37,7 @@ class GatedDeltaPlan final : public OpPlan {
   std::int64_t units() const override { return job_.tokens(); }
 
   PlanRow row(int world, Route, bool details, JsonWriter& json) override {
-    // The ranges of heads are those that a run chooses, which knows no measured machine.
+    // Uses the ranges of heads of a run, which does not know a measured machine.
     SsmPlanSummary summary = summarize_gated_delta_plan(job_, {}, world, *kernel_, assumed_);
     summary.seconds /= factor_;
     check_budget(summary.max_memory(), request_.options.memory_budget);
@@ -71,7 +71,7 @@ class GatedDeltaPlan final : public OpPlan {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<GatedDeltaKernel> kernel_;
   MachineModel assumed_;
-  double factor_;  // of the given machine model
+  double factor_;  // speed relative to the default machine
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A gated delta rule in several variants, whose results must have the same bits: numbers of ranks, segments that are
-// neighbours or dealt in turn, sequences that are cut and resumed.
+// Runs a gated delta rule in several variants, whose results must have the same bits: numbers of ranks, segments that
+// are adjacent or dealt in turn, sequences that are cut and resumed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace ringattn {
 
 namespace {
 
-// After half of a sequence's segments, or at the end of one that has a single segment.
+// The cuts: after half of a sequence's segments, or at the end of a sequence with a single segment.
 std::vector<std::int64_t> segment_cuts(std::span<const std::int64_t> lengths) {
   std::vector<std::int64_t> cuts;
   for (const std::int64_t length : lengths) {
@@ -82,7 +82,8 @@ GatedDeltaResult GatedDeltaOpJob::run_variant(const Variant& variant, Transport&
     GatedDelta rule(input_.job(), world, options);
     return computed(input_, rule);
   }
-  // Both parts have all sequences. One that is not cut is empty in the second, where its state passes through.
+  // Both parts have all sequences. A sequence that is not cut is empty in the second part, which passes its state
+  // through.
   const std::vector<std::int64_t>& lengths = input_.job().lengths;
   const std::vector<std::int64_t> cuts = segment_cuts(lengths);
   const GatedDeltaInput front = input_.part(std::vector<std::int64_t>(lengths.size()), cuts);

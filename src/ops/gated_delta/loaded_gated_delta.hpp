@@ -19,7 +19,7 @@ struct GatedDeltaResult {
   std::vector<PackedRun> runs;  // packed tokens of the rows
   Buffer o;                     // [rows, value_heads, value_dim], the job's dtype
   std::int64_t rows = 0;
-  std::vector<PackedRun> sequences;  // whose final states these are; empty: they were not wanted
+  std::vector<PackedRun> sequences;  // the sequences of `states`; empty: not requested
   Buffer states;                     // [sequences, value_heads, key_dim, value_dim] fp32
   SsmStats stats;
   std::int64_t non_finite = 0;  // values of the input's rows that are NaN or infinite
@@ -30,16 +30,16 @@ struct GatedDeltaResult {
 };
 
 // This rank's rows in the memory of its kernel, ready to be computed any number of times. All calls are collective over
-// `collective`, in whose world the op was made; that and the input outlive the object.
+// `collective`, in whose world the op was made. The op and the input outlive the object.
 class LoadedGatedDelta {
  public:
   // Allocates everything and reads the rows.
   LoadedGatedDelta(const GatedDeltaInput& input, GatedDelta& rule, const Collective& collective,
                    const ProgressCallback& on_progress = {});
 
-  // Begins on all ranks at once and returns when all are done.
+  // Starts on all ranks at once and returns when all are done.
   SsmStats run();
-  // The rows of the last run, in host memory. Ends the object's use.
+  // Returns the rows of the last run, in host memory. The object can't be used afterwards.
   GatedDeltaResult fetch(const SsmStats& stats);
 
  private:
@@ -53,7 +53,7 @@ class LoadedGatedDelta {
   std::vector<Buffer> buffers_;
   GatedDeltaInputs inputs_;
   GatedDeltaOutputs outputs_;
-  const float* states_before_ = nullptr;  // of an update, which is done in place
+  const float* states_before_ = nullptr;  // for an update, which works in place
 };
 
 }  // namespace ringattn

@@ -11,7 +11,7 @@ namespace ringattn {
 
 namespace {
 
-// Without numbers that are 0, as older lines leave some of them out.
+// Without members that are 0, because older lines leave some of them out.
 std::vector<std::pair<std::string, BenchValue>> normalized(const BenchJob& job) {
   std::vector<std::pair<std::string, BenchValue>> members = job.members;
   std::erase_if(members, [](const auto& member) { return member.second == BenchValue(std::int64_t{0}); });

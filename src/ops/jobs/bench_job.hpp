@@ -11,32 +11,32 @@
 
 namespace ringattn {
 
-// What limits the job, and so which figures are shown.
+// What limits the job, which determines the figures that are shown.
 enum class BenchKind {
-  kRing,    // computation, beside K/V blocks around the ring: FLOP/s, exposed communication
-  kStep,    // reading a KV cache: microseconds of a step, bytes a second
-  kStream,  // reading and writing rows: tokens and bytes a second
+  kRing,    // computation, while K/V blocks travel around the ring: FLOP/s, exposed communication
+  kStep,    // reading a KV cache: microseconds per step, bytes per second
+  kStream,  // reading and writing rows: tokens and bytes per second
 };
 
 // A number, or a word.
 using BenchValue = std::variant<std::int64_t, std::string>;
 
-// What makes points comparable, beside the number of ranks.
+// The values that must be equal for points to be comparable, besides the number of ranks.
 struct BenchJob {
   std::string op;
   BenchKind kind = BenchKind::kRing;
   std::int64_t tokens = 0;  // queries, of all sequences
-  std::int64_t seq = 0;     // tokens of a sequence; of a step its keys
+  std::int64_t seq = 0;     // tokens of a sequence; for a decode step its keys
   std::int64_t batch = 0;   // sequences
-  // What else decides the job, by name: "heads", "dtype", "mask".
+  // Other values that determine the job, by name: "heads", "dtype", "mask".
   std::vector<std::pair<std::string, BenchValue>> members;
-  std::string source;  // a file; empty: made up
+  std::string source;  // a file; empty: synthetic
 
-  // The number of that name; 0: there is none.
+  // The number with that name, or 0.
   std::int64_t number(std::string_view name) const;
   // "16384 tokens, 1 sequence, attention, heads 8, kv_heads 2, head_dim 128, bf16, causal"
   std::string label() const;
-  // Whether two lines are of one job, whichever program wrote them and in whatever order.
+  // Whether two lines are of the same job, whichever program wrote them and in any order of members.
   bool operator==(const BenchJob& other) const;
 };
 

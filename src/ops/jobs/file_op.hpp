@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops whose result is a file like their input, such as a compressed KV cache. One process runs them, without ranks.
+// Ops that write a file like their input, such as a compressed KV cache. One process runs them, without ranks.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ struct FileOpRequest {
   const Settings& settings;
   const SettingSources& sources;
   std::string output;
-  bool replace = false;    // an output file that exists
-  bool compare = false;    // rows of a result computed from both files
-  std::int64_t rows = 64;  // of these
+  bool replace = false;    // an existing output file may be replaced
+  bool compare = false;    // compare rows of a result computed from both files
+  std::int64_t rows = 64;  // number of compared rows
   int threads = 1;
 };
 
@@ -43,11 +43,11 @@ struct FileOpEntry {
   std::string_view name;  // "compress"
   // Throws kUsage for settings that contradict each other, before it reads anything.
   void (*check)(const FileOpRequest& request);
-  // Reads, computes and writes; the output appears whole or not at all. Throws what check() throws, kFile, kMemory and
-  // kUnsupported.
+  // Reads, computes and writes. The output appears complete or not at all. Throws the errors of check(), kFile, kMemory
+  // and kUnsupported.
   FileOpResult (*run)(const FileOpRequest& request);
-  bool synthetic = true;  // its input may be synthetic
-  // Throws kFile where the output can't be written; null: it is a file.
+  bool synthetic = true;  // the input may be synthetic
+  // Throws kFile if the output can't be written. Null: the output is a safetensors file.
   void (*check_output)(const std::string& path, bool replace) = nullptr;
   std::string_view output_example = "small.safetensors";
 };

@@ -24,14 +24,14 @@ struct Member {
   std::string Golden::*value;
 };
 
-// Besides, a file has a member "digest_…" for each tensor of the result.
+// In addition, a file has a member "digest_…" for each tensor of the result.
 constexpr std::string_view kDigestPrefix = "digest_";
 constexpr Member kMembers[] = {{"version", &Golden::version},   {"git", &Golden::git},
                                {"build_id", &Golden::build_id}, {"kernel", &Golden::kernel},
                                {"target", &Golden::target},     {"job", &Golden::job}};
 
 [[noreturn]] void refuse(const std::string& path, std::string_view why) {
-  fail(ErrorCode::kFile, fmt::format("{} is no golden file", path), why, how_to_make_one());
+  fail(ErrorCode::kFile, fmt::format("{} is not a golden file", path), why, how_to_make_one());
 }
 
 bool is_digest(std::string_view text) {
@@ -42,7 +42,7 @@ bool is_digest(std::string_view text) {
 
 namespace {
 
-// All but the job.
+// Fills in everything except the job.
 Golden golden_of(std::string_view kernel, const std::string& target) {
   Golden golden;
   golden.version = version();

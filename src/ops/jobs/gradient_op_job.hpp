@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What jobs of gradients have in common: the input that they are opened with, the op that prepare() makes, the result
-// that run() fetches, and how digests are shown.
+// What jobs of gradients have in common: their input, the op that prepare() makes, the result that run() fetches, and
+// the printing of digests.
 //
 //   Input      an input with source(), fingerprints() and unread()
 //   Backward   the op's class, with backend() and kernel()
@@ -41,7 +41,7 @@ class GradientOpJob : public OpJob {
   std::vector<ResultDigest> digests(const Collective& collective) final {
     return digest_gradients(input_, *result_, collective);
   }
-  // The first digest has a column of the table.
+  // The first digest is in the table; these are the others.
   std::vector<std::string> result_lines(const std::vector<ResultDigest>& digests) const final {
     std::vector<std::string> lines;
     for (std::size_t i = 1; i < digests.size(); ++i) {
@@ -51,7 +51,7 @@ class GradientOpJob : public OpJob {
   }
 
  protected:
-  // The metadata of an output file: kernel, digests, op, and what else the op and the caller have. Collective.
+  // The metadata of an output file: kernel, digests, op, and additions of the op and the caller. Collective.
   FileMetadata file_metadata(const Collective& collective, const FileMetadata& of_op, const FileMetadata& of_caller) {
     FileMetadata all = output_metadata(kernel(), identity_of(kernel(), backend()));
     for (const ResultDigest& digest : digests(collective)) all.emplace_back("digest." + digest.key, digest.hex);
@@ -60,7 +60,7 @@ class GradientOpJob : public OpJob {
     all.insert(all.end(), of_caller.begin(), of_caller.end());
     return all;
   }
-  // `difference`: the first one from an earlier result; empty: there is none.
+  // `difference`: the first difference from an earlier result; empty if there is none.
   static Check earlier_check(const std::string& difference) {
     Check check;
     check.passes = difference.empty();

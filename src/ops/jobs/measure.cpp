@@ -34,7 +34,7 @@ constexpr int kLatencyRounds = 50;
 
 double slowest(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
 
-// Seconds for `rounds` exchanges of `bytes` with both neighbours; the best round counts, for others' noise only adds.
+// Seconds for `rounds` exchanges of `bytes` with both neighbours. The best round counts, because noise only adds time.
 double best_round(Transport& world, Backend& backend, std::size_t bytes, int rounds, const Collective& collective) {
   const Buffer out = backend.allocate(bytes);
   const Buffer in = backend.allocate(bytes);
@@ -74,8 +74,8 @@ std::uint64_t xor_of(const std::byte* data, std::size_t bytes) {
   return std::accumulate(std::begin(all), std::end(all), std::uint64_t{0}, std::bit_xor<>());
 }
 
-// Bytes a second that the threads of this rank read from memory; the best round counts. Each thread reads what it wrote
-// first, as its NUMA node has it.
+// Bytes per second that the threads of this rank read from memory; the best round counts. Each thread reads the memory
+// that it wrote first, which is on its NUMA node.
 double read_rate(int threads) {
   const std::size_t share = std::min(kReadBytes, usable_bytes() / 8) / static_cast<std::size_t>(threads) / 64 * 64;
   const std::size_t bytes = share * static_cast<std::size_t>(threads);
@@ -104,7 +104,7 @@ double read_rate(int threads) {
   return static_cast<double>(bytes) / best;
 }
 
-// A job of measured_spec() with `tokens` a rank.
+// A job of measured_spec() with `tokens` tokens per rank.
 std::unique_ptr<Attention> measured_job(const Options& options, Transport& world, Dtype dtype, std::int64_t tokens) {
   Job job;
   job.spec = measured_spec(dtype);
@@ -112,14 +112,14 @@ std::unique_ptr<Attention> measured_job(const Options& options, Transport& world
   return std::make_unique<Attention>(job, world, options);
 }
 
-// Seconds in which this rank's kernels compute in a run.
+// Compute time of this rank in a run, in seconds.
 double compute_seconds(LoadedJob& loaded) {
   double seconds = 0.0;
   for (const BlockTimes& block : loaded.run().blocks) seconds += block.compute_end - block.compute_begin;
   return seconds;
 }
 
-// FLOPs per second of the slowest rank; 0: no rank has any work. The median of three runs counts, as it does for jobs.
+// FLOPs per second of the slowest rank; 0 if no rank has any work. The median of three runs counts, as for jobs.
 double slowest_attention_rate(const std::function<std::unique_ptr<Attention>(std::int64_t tokens)>& make,
                               const Collective& collective, std::unique_ptr<Attention>& last) {
   for (std::int64_t tokens = kFirstTokens;; tokens *= 2) {
@@ -139,7 +139,7 @@ double slowest_attention_rate(const std::function<std::unique_ptr<Attention>(std
   }
 }
 
-// Whether every rank has a kernel for fp32: the caller's kernel may have none.
+// Whether every rank has a kernel for fp32. The kernel that the caller named may not support it.
 bool measures_fp32(const Options& options, const Collective& collective) {
   bool mine = true;
   try {
@@ -164,7 +164,7 @@ MachineModel measure_machine(const Options& options, Transport& world) {
   }
   const double flops_per_second = slowest_attention_rate(
       [&](std::int64_t tokens) { return measured_job(options, world, Dtype::kBf16, tokens); }, collective, attention);
-  // For what can't be measured, the kernel's defaults.
+  // The kernel's defaults are kept for what can't be measured.
   const MachineModel& assumed = attention->options().machine;
   machine.flops_per_second = flops_per_second > 0.0 ? flops_per_second : assumed.flops_per_second;
   machine.link_bytes_per_second = assumed.link_bytes_per_second;

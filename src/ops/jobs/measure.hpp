@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine model of a world, measured on its ranks at once.
+// Measures the machine model of a world on all of its ranks at once.
 #pragma once
 
 #include "attention/ring/machine_model.hpp"
@@ -10,8 +10,7 @@ namespace ringattn {
 
 // Computes attention for a quarter of a second in bf16 and in fp32, has the threads of host ranks read memory, and
 // passes messages around the ring for link rate and latency. The slowest rank counts. A world of one rank keeps the
-// default link. The kernel is the one that `options` choose. Its rates are those of a rank with as many threads.
-// Collective; takes about two seconds.
+// default link. `options` choose the kernel and the number of threads of a rank. Collective; takes about two seconds.
 MachineModel measure_machine(const Options& options, Transport& world);
 
 }  // namespace ringattn

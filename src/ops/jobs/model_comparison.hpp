@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the tensors of a file with a layer of the model that they are said to belong to.
+// Compares the tensors of a file with the model layer that they belong to according to the user.
 #pragma once
 
 #include <string>
@@ -18,15 +18,15 @@ class ModelComparison {
 
   const ModelLayer& layer() const { return layer_; }
 
-  // All of these throw kUsage where the two differ.
+  // All functions throw kUsage if file and model differ.
   void same(std::string_view name, int of_file, int of_model) const;
-  // In how many parts heads, or channels, are divided: a share of tensor parallelism.
+  // The number of parts into which heads or channels are divided by tensor parallelism.
   int parts(std::string_view name, int of_file, int of_model) const;
-  // What heads share is divided in as many parts; where there are fewer of them than parts, each part has a copy of
-  // one.
+  // Compares something that heads share. It is divided into as many parts or, if there are fewer of it than parts, each
+  // part has a copy of one.
   void shared(std::string_view name, int of_file, int of_model, int parts) const;
-  // Keys and values. For an MLA layer they are either expanded for each head, or the latents as one K/V head with
-  // queries in the latent.
+  // Compares keys and values. For an MLA layer they are either expanded for each head, or they are latents: one K/V
+  // head, with queries in the latent space.
   void same_attention(const AttentionSpec& spec) const;
   [[noreturn]] void refuse_kind(std::string_view file, std::string_view model) const;
 

@@ -40,13 +40,13 @@ class ModelComparison;
 struct KernelEntry;
 struct KernelRequest;
 
-// The values that the tensors of an input give in place of the settings of its shape, by the settings' names.
+// The values that the tensors of an input determine instead of shape settings, by the settings' names.
 using InputShape = std::map<std::string, std::string, std::less<>>;
 
 // The figures of one rank's run.
 struct RankFigures {
   double seconds = 0.0;
-  double exposed_comm_seconds = 0.0;  // 0 where OpJob::measures_exposed_comm() is false
+  double exposed_comm_seconds = 0.0;  // 0 if OpJob::measures_exposed_comm() is false
   double flops = 0.0;
   std::size_t memory_peak = 0;
   std::size_t memory_planned = 0;
@@ -58,7 +58,7 @@ struct RankFigures {
 
 // The plan of a job on a world. Equal on all ranks.
 struct PlanFigures {
-  std::int64_t blocks = 0;  // of K/V; of decode, KV splits of the longest sequence; of an SSM, runs of all ranks
+  std::int64_t blocks = 0;  // K/V blocks; for decode, KV splits of the longest sequence; for an SSM, runs of all ranks
   std::string layout;
   std::int64_t stripe = 0;          // tokens; 0: differs between sequences
   std::int64_t bytes_moved = 0;     // received, by all ranks together
@@ -74,9 +74,9 @@ struct ResultDigest {
   std::string hex;    // empty: the job does not compute it
 };
 
-// "out 0123…, lse 4567…"; those that are not computed are left out.
+// "out 0123…, lse 4567…", without tensors that are not computed.
 std::string digests_text(const std::vector<ResultDigest>& digests);
-// Takes over the digests.
+// Copies the digests to the golden.
 void set_digests(Golden& golden, const std::vector<ResultDigest>& digests);
 
 // One bar of a rank's timeline.
@@ -90,16 +90,16 @@ struct TraceEvent {
 // Rows of a result compared with fp64, or with another result bit for bit.
 struct Check {
   bool passes = true;
-  std::int64_t rows = 0;                   // of attention, that were compared with fp64
+  std::int64_t rows = 0;                   // rows of attention that were compared with fp64
   std::vector<std::string> context;        // what was compared
-  std::vector<std::string> lines;          // errors, and where they are
+  std::vector<std::string> lines;          // errors and their locations
   std::function<void(JsonWriter&)> write;  // the member "accuracy" of a report; empty: nothing was compared with fp64
 };
 
 struct MeasureRequest {
-  std::int64_t samples = 0;   // 0: enough for the figures
+  std::int64_t samples = 0;   // 0: enough for stable figures
   bool compute_only = false;  // without transfers
-  bool also_compute = false;  // both, in turn
+  bool also_compute = false;  // both modes, in turn
   ProgressCallback on_progress = {};
 };
 
@@ -116,12 +116,12 @@ struct Measured {
   std::string digest;   // of the first tensor of the result; empty: it was not fetched
 };
 
-// What every variant of a job has in common; the rest is varied.
+// The settings that are the same in every variant of a job. Other settings are varied.
 struct VariantRequest {
   std::vector<int> ranks;
   std::optional<LayoutRequest> layout;
   std::optional<std::int64_t> block;  // tokens
-  bool page_size = false;             // pages as the input has them
+  bool page_size = false;             // keep the page size of the input
 };
 
 // The variants of a job: other worlds, layouts, blocks, pages, each with a row in a table.
@@ -131,13 +131,14 @@ struct VariantTable {
   std::vector<std::string> notes;
 };
 
-// A row of a table of variants, and the first difference from the first variant; empty: there is none.
+// Receives a row of a table of variants, and a description of the first difference from the first variant; empty if
+// there is none.
 using VariantDone = std::function<void(std::vector<std::string> cells, const std::string& difference)>;
 
 struct OutputRequest {
   std::string path;
-  bool replace = false;   // a file that exists
-  FileMetadata metadata;  // beside what the op writes
+  bool replace = false;   // an existing file may be replaced
+  FileMetadata metadata;  // in addition to the op's own
 };
 
 class OpJob {
@@ -151,15 +152,15 @@ class OpJob {
   virtual std::string_view op() const = 0;  // of op_table()
   // Whether the job has a setting that not every op has.
   virtual bool takes(std::string_view setting) const;
-  // Throws kUsage where the input's tensors are not those of the model's layer.
+  // Throws kUsage if the input's tensors do not match the model's layer.
   virtual void check_model(const ModelComparison& compare) const;
-  // What a user should know of the input, and how the op was chosen where nobody named it.
+  // Notes about the input for the user, and how the op was chosen if nobody named it.
   virtual std::vector<MessageTemplate> warnings() const { return {}; }
   virtual std::vector<MessageTemplate> notes() const { return {}; }
   // Fingerprints of the files that the input is read from; none for synthetic input.
   virtual std::vector<FileFingerprint> fingerprints() const { return {}; }
-  // Collective: the ranks have opened the same input, and decide what depends on the kernels of all of them. Throws
-  // kFile.
+  // Collective. Checks that the ranks have opened the same input, and makes decisions that depend on the kernels of all
+  // ranks. Throws kFile.
   virtual void agree(Transport& world, const KernelRequest& kernel, const Collective& collective);
 
   virtual std::string describe() const = 0;        // "bf16, heads 32/8 (GQA 4:1), head_dim 128, causal, 4096 tokens"
@@ -171,8 +172,8 @@ class OpJob {
   virtual std::int64_t result_rows() const = 0;        // query tokens times heads, or tokens times heads
   virtual void write_job(JsonWriter& json) const = 0;  // the object "job" of a report
 
-  // Plans the job on worlds of any size. Not collective. The plan refers to the job. Throws what choosing a kernel
-  // throws.
+  // Plans the job for worlds of any size. Not collective. The plan refers to the job. Throws the errors of the kernel
+  // choice.
   virtual std::unique_ptr<OpPlan> plan_worlds(const PlanRequest& request) const = 0;
 
   // Chooses the kernel, plans and allocates. Collective, like all functions below up to write(). The transport outlives
@@ -189,18 +190,18 @@ class OpJob {
   virtual std::vector<std::string> plan_lines(const PlanFigures& plan) = 0;
   virtual std::vector<std::string> plan_details() = 0;
 
-  // Frees what prepare() and run() made; the job may be prepared again.
+  // Frees what prepare() and run() have allocated. The job may be prepared again.
   virtual void release() = 0;
 
-  // Loads this rank's part of the input, computes it once and fetches the result. The memory of the run is set by the
-  // caller, which knows how many ranks share it.
+  // Loads this rank's part of the input, computes it once and fetches the result. The caller, which knows how many
+  // ranks share the process, sets the memory figure.
   virtual RankFigures run(const ProgressCallback& on_progress = {}) = 0;
   virtual std::vector<ResultDigest> digests(const Collective& collective) = 0;
   virtual void write(const OutputRequest& output) = 0;
 
-  // How the result is shown. Not collective.
+  // How results are shown. Not collective.
   virtual bool measures_exposed_comm() const = 0;
-  // The columns of `run`. `seconds` and `exposed_comm_seconds`: of the slowest rank.
+  // The columns of `run`. `seconds` and `exposed_comm_seconds` are those of the slowest rank.
   struct Totals {
     double seconds = 0.0;
     double exposed_comm_seconds = 0.0;
@@ -218,31 +219,32 @@ class OpJob {
 
   // Checks of the last run's result. Collective, except for the functions that open files.
 
-  // `count` rows of all ranks against the fp64 oracle.
+  // Checks `count` rows of all ranks against the fp64 oracle.
   virtual Check check_oracle(const Collective& collective, std::int64_t count) = 0;
-  // The output file of an earlier run of this job. Throws kFile.
+  // Opens the output file of an earlier run of this job. Throws kFile.
   virtual void open_earlier(const std::string& path) = 0;
   virtual std::vector<FileFingerprint> earlier_fingerprints() const = 0;
   virtual Check check_earlier(const Collective& collective) = 0;
-  // Another system's result against the oracle; `count` 0: as many rows as take about a second. Throws kFile, and
-  // kUsage for an op without such a check.
+  // Opens another system's result, which is checked against the oracle. `count` 0: as many rows as take about a second.
+  // Throws kFile, and kUsage for an op without such a check.
   virtual void open_peer(const std::string& path);
   virtual std::vector<FileFingerprint> peer_fingerprints() const { return {}; }
   virtual Check check_peer(const Collective& collective, std::int64_t count);
   // A golden file's members, without digests.
   virtual Golden golden() = 0;
 
-  // What makes points of a benchmark comparable. `source`: the input file; empty: synthetic.
+  // The values by which points of a benchmark are compared. `source`: the input file; empty: synthetic.
   virtual BenchJob bench_job(std::string source) const = 0;
   // Times the prepared job in memory. Collective.
   virtual Measured measure(const MeasureRequest& request, const Collective& collective) = 0;
 
-  // Lists the variants of the prepared job, and ends its use. Then runs them, in worlds split from `world`.
+  // list_variants() lists the variants of the prepared job, which is then released. run_variants() runs them, in worlds
+  // split from `world`.
   virtual VariantTable list_variants(const VariantRequest& request, const Options& options) = 0;
   virtual void run_variants(Transport& world, const VariantDone& done) = 0;
 
-  // The last `rows` rows of each sequence decoded one by one, against a prefill. An op without decode steps throws
-  // kUsage.
+  // For `verify --decode`: decodes the last `rows` rows of each sequence one by one, and compares them with a prefill.
+  // An op without decode steps throws kUsage.
   virtual std::unique_ptr<OpJob> prefill_of_replay();
   virtual VariantTable replay_table() const { return {}; }
   virtual void replay(std::int64_t rows, const Options& options, Transport& world, const ProgressCallback& on_progress,

@@ -22,7 +22,7 @@ std::string dims_text(const AttentionSpec& spec) {
                                           : fmt::format("{}/{}", spec.head_dim, spec.head_dim_v);
 }
 
-// One word, for a column.
+// One word, for a table column.
 std::string mask_text(const AttentionSpec& spec) {
   std::string mask = describe(spec.mask);
   std::replace(mask.begin(), mask.end(), ' ', ':');

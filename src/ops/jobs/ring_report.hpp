@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What jobs around the ring report of themselves, whatever the op: shape, plan, figures of a run.
+// The reports of jobs around the ring, for any op: shape, plan, figures of a run.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ namespace ringattn {
 
 // The job of queries, keys and values.
 
-// The settings of the shape that the job's tensors give. `op`: of op_table().
+// The shape settings that the job's tensors determine. `op`: name in op_table().
 InputShape attention_shape(std::string_view op, const Job& job);
 // Members of the object "job" of a report.
 void write_attention_spec(JsonWriter& json, const AttentionSpec& spec);
 void write_attention_tokens(JsonWriter& json, const Batch& batch);
 // heads, kv, dim, dtype and mask, for columns of one word each.
 std::vector<Cell> spec_cells(const AttentionSpec& spec);
-// heads, dims, dtype and mask of a benchmark's point. `mask_more`: of the mask, after softcap and sinks.
+// heads, dims, dtype and mask of a benchmark's point. `mask_more`: text about the mask, after softcap and sinks.
 std::vector<std::pair<std::string, BenchValue>> bench_members(const AttentionSpec& spec,
                                                               const std::string& mask_more = {});
 
@@ -35,7 +35,7 @@ std::vector<std::pair<std::string, BenchValue>> bench_members(const AttentionSpe
 
 // "striped, stripe 128 tokens"
 std::string layout_text(const LayoutRequest& request);
-// ", 1.5 MiB sent"; empty where ranks send each other nothing.
+// ", 1.5 MiB sent"; empty if ranks send nothing to each other.
 std::string sent_text(const PlanFigures& plan);
 // "layout: striped, stripe 128 tokens; 3 blocks, 1.5 MiB sent, 20 MiB planned for a rank"
 std::string plan_text(const LayoutRequest& request, const PlanFigures& plan);
@@ -45,7 +45,7 @@ PlanFigures plan_figures(const Collective& collective, const Plan& plan, const J
 // A line for each block.
 std::vector<std::string> block_lines(const Plan& plan);
 // The figures of a run on this rank, without its tokens and non-finite values.
-// Samples of a loaded job's runs, in the modes that are asked for. `run` does one. Collective.
+// Samples of a loaded job's runs, in the requested modes. `run` does one run. Collective.
 std::vector<Measurement> measure_runs(const Collective& collective, const MeasureRequest& request,
                                       const std::function<RunStats(RunMode)>& run);
 RankFigures run_figures(const Plan& plan, const RunStats& stats);

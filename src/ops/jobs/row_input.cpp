@@ -14,7 +14,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::string_view kCumulative = "cu_seqlens";
-// Tensors of a seed are numbered from 0; what lies beyond is taken (kernels/common/synthetic.hpp).
+// Synthetic tensors are numbered from 0. Higher numbers are used elsewhere (kernels/common/synthetic.hpp).
 constexpr std::size_t kMostTensors = 14;
 constexpr std::int64_t kMostDim = 1 << 16;
 constexpr std::int64_t kMostFlatDim = 1 << 24;  // of rows without heads: features

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops whose result has one row for each token and head, which depends on rows of the input alone. Such an op says what
-// one row is, in fp32 and in fp64; the rest is here: files and seeds, ranks, plans, digests, outputs, checks, goldens,
+// Ops whose result has one row per token and head, which depends only on rows of the input. Such an op defines one row,
+// in fp32 and in fp64. Everything else is here: files and seeds, ranks, plans, digests, outputs, checks, goldens,
 // benchmarks. It runs on the host, row by row, unless it has kernels.
 //
 //   class DotProduct final : public RowOp {            // out = scale · ⟨left, right⟩, one number a token and head
@@ -14,8 +14,8 @@
 //     return make_row_job(std::make_unique<DotProduct>(request));
 //   }
 //
-// Every rank computes the rows of its own tokens, an equal share of the packed axis. A row is computed by one thread in
-// the order that the op writes down, so its bits depend on neither ranks nor threads.
+// Every rank computes the rows of its own tokens, an equal share of the packed axis. One thread computes a row in the
+// order that the op defines, so its bits depend on neither ranks nor threads.
 #pragma once
 
 #include <cstddef>
@@ -40,43 +40,43 @@ namespace ringattn {
 
 struct PlanRequest;
 
-// A tensor of the input: [tokens, heads, dim], in the order of axes that the file has.
+// A tensor of the input: [tokens, heads, dim], in the file's order of axes.
 struct RowTensor {
   std::string_view name;
-  std::int64_t heads = 1;  // of a synthetic input; a file's tensor has its own
+  std::int64_t heads = 1;  // for synthetic input; a file's tensor has its own
   std::int64_t dim = 1;
   bool whole = false;       // every rank reads the rows of all tokens, not only of its own
-  std::int64_t tokens = 0;  // of a tensor that is not on the axis of tokens, such as matrices, and whole; else 0
-  bool flat = false;        // without an axis of heads in a file: [tokens, dim], or [tokens] with dim 1
-  bool optional = false;    // left out of tensors() where a file lacks it; such tensors come last
+  std::int64_t tokens = 0;  // of a whole tensor without an axis of tokens, such as matrices; otherwise 0
+  bool flat = false;        // has no axis of heads in a file: [tokens, dim], or [tokens] with dim 1
+  bool optional = false;    // not in tensors() if a file lacks it; optional tensors come last
 };
 
-// The tensors of a job, from a file or a seed. Sequences are equally long, or as cu_seqlens says, where a file has it.
-// Heads and dims that don't fit each other are for the op to refuse: kFile for a file's, kUsage for settings.
+// The tensors of a job, from a file or a seed. All sequences have the same length, unless a file has cu_seqlens. The op
+// itself refuses heads and dims that don't match: kFile for a file's, kUsage for settings.
 class RowInput {
  public:
   // `tensors`: those of the op, at most 14. `others`: names of tensors that the op finds and reads by itself. Throws
-  // kFile where the file lacks one, or they disagree in tokens or dtype.
+  // kFile if the file lacks a tensor, or if they differ in tokens or dtype.
   RowInput(const OpRequest& request, std::vector<RowTensor> tensors, std::span<const std::string_view> others = {});
-  // Tensors that the op reads by itself.
+  // Adds tensors that the op reads by itself.
   void add_sources(std::span<const TensorSource> sources) {
     sources_.insert(sources_.end(), sources.begin(), sources.end());
   }
   const std::shared_ptr<const TensorFile>& file() const { return file_; }  // null: synthetic
 
-  const std::vector<RowTensor>& tensors() const { return tensors_; }  // as the file has them
+  const std::vector<RowTensor>& tensors() const { return tensors_; }  // as in the file
   Dtype dtype() const { return dtype_; }
   const std::vector<std::int64_t>& lengths() const { return lengths_; }
   std::int64_t tokens() const;
-  // Tokens of a tensor that a rank reads whose own tokens are these.
+  // The tokens of a tensor that a rank with these own tokens reads.
   PackedRun tokens_read(const RowTensor& tensor, const PackedRun& own) const;
-  // How a result of these heads and dims lies in a file: as the first tensor does.
+  // The layout in a file of a result with these heads and dims: that of the first tensor.
   RowGrid out_grid(std::int64_t heads, std::int64_t dim) const;
-  // The result's shape in a file. It has no axis of heads where the first tensor is flat.
+  // The result's shape in a file. It has no axis of heads if the first tensor is flat.
   std::vector<std::int64_t> out_shape(std::int64_t heads, std::int64_t dim) const;
   bool is_synthetic() const { return file_ == nullptr; }
-  // Fills rows, [total_tokens(runs), heads, dim] of dtype(), in host memory. Throws kFile, and kUsage where the input
-  // is only a shape.
+  // Fills rows, [total_tokens(runs), heads, dim] of dtype(), in host memory. Throws kFile, and kUsage if the input is
+  // only a shape.
   void read(std::size_t tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
 
   std::vector<FileFingerprint> fingerprints() const;
@@ -96,11 +96,11 @@ class RowInput {
   std::vector<RowGrid> grids_;
 };
 
-// Rows of the input in fp32, which is exact, in host memory.
+// Rows of the input in host memory, converted to fp32, which is exact.
 class RowReader {
  public:
   virtual ~RowReader() = default;
-  // Row of a packed token: of this rank's own tokens or, of a tensor that is `whole`, any.
+  // The row of a packed token: one of this rank's own tokens or, if the tensor is `whole`, any token.
   virtual std::span<const float> row(std::size_t tensor, std::int64_t token, std::int64_t head) const = 0;
   // The packed tokens of the sequence that `token` belongs to.
   virtual PackedRun sequence(std::int64_t token) const = 0;
@@ -111,17 +111,18 @@ class RowKernel {
  public:
   virtual ~RowKernel() = default;
   virtual Backend& backend() = 0;
-  // Reads what a rank needs of the input. `layout`: of the result. Throws kFile.
+  // Reads the parts of the input that a rank needs. `layout`: of the result. Throws kFile.
   virtual void load(const RowInput& input, const Layout& layout, int rank, int threads) = 0;
-  // Computes the loaded rows, any number of times. Collective. Returns the seconds.
+  // Computes the loaded rows, any number of times. Collective. Returns the time in seconds.
   virtual double run() = 0;
   // Copies the result to host memory: [tokens of this rank, heads, dim].
   virtual void fetch(std::span<std::byte> out) = 0;
-  // NaN and infinite values that were loaded beside the input's rows. Those that several ranks have count once.
+  // Number of NaN and infinite values that were loaded in addition to the input's rows. Values that several ranks have
+  // count once.
   virtual std::int64_t non_finite() const { return 0; }
 };
 
-// A tensor of the result: some heads of it.
+// A tensor of the result: a range of its heads.
 struct RowResult {
   std::string name;
   std::int64_t first_head = 0;
@@ -137,51 +138,53 @@ class RowOp {
 
   virtual ~RowOp() = default;
 
-  virtual std::string_view name() const = 0;  // of op_table()
-  virtual std::string describe() const = 0;   // "bf16, heads 8, head_dim 64": all that decides the bits, no tokens
+  virtual std::string_view name() const = 0;  // name in op_table()
+  virtual std::string describe()
+      const = 0;  // "bf16, heads 8, head_dim 64": everything that determines the bits, without tokens
   virtual const RowInput& input() const = 0;
   // The shape of a result: [tokens, heads, dim].
   virtual std::int64_t heads() const = 0;
   virtual std::int64_t dim() const = 0;
   virtual Dtype out_dtype() const { return Dtype::kF32; }
-  virtual std::string_view out_name() const { return "out"; }  // in files and reports
-  // The tensors that files and reports have of the result, which are all its heads. One unless an op has more.
+  virtual std::string_view out_name() const { return "out"; }  // name in files and reports
+  // The tensors of the result in files and reports, which together have all heads. One tensor, unless an op overrides
+  // this.
   virtual std::vector<RowResult> results() const { return {{std::string(out_name()), 0, heads()}}; }
-  // Bytes that a kernel needs on the rank which needs most, beside the input's rows and its results. `backend`: of the
+  // Bytes that a kernel needs on the rank that needs most, besides the input's rows and its results. `backend`: of the
   // kernel, perhaps without a device.
   virtual std::size_t kernel_bytes(const Kernel&, Backend&, int) const { return 0; }
-  // Bytes of the input beside its rows, which a run reads.
+  // Bytes of the input besides its rows that a run reads.
   virtual std::int64_t other_bytes() const { return 0; }
-  // Throws kUsage where the input is not of the model's layer. No layer of a model is one of most ops.
+  // Throws kUsage if the input does not match the model's layer. Most ops compute no layer of a model.
   virtual void check_model(const ModelComparison& compare) const;
-  // Throws kUsage if so many ranks can't share the job.
+  // Throws kUsage if this number of ranks can't share the job.
   virtual void check_world(int) const {}
   virtual double flops() const = 0;  // of the whole job
-  // Estimated compute time of a run on `world` ranks, for plans. `backend` is the kernel's. Nothing: it is not
+  // Estimated compute time of a run on `world` ranks, for plans. `backend`: the kernel's. Nothing if it is not
   // estimated.
   virtual std::optional<double> seconds(const PlanRequest&, const Kernel&, const Backend&, int /*world*/) const {
     return std::nullopt;
   }
 
-  // An op with kernels chooses one, and prepares it for the tokens that a rank has in `layout`. The latter is
-  // collective; it may return null. Otherwise compute() is called for each row.
+  // An op with kernels chooses one in choose(), and prepares it in the next function for the tokens that a rank has in
+  // `layout`. The latter is collective and may return null. Without a kernel, compute() is called for each row.
   virtual Kernel choose(const KernelRequest& request, KernelScope scope) const;
   virtual std::unique_ptr<RowKernel> make_kernel(const Kernel&, Transport&, const Options&, const Layout&) const {
     return nullptr;
   }
-  // What decides the job, by name, as it is used: heads, dims, settings. For reports, tables and a benchmark's points.
+  // The values that determine the job, by name: heads, dims, settings. For reports, tables and a benchmark's points.
   virtual std::vector<std::pair<std::string, BenchValue>> members() const = 0;
 
-  // The result of a packed token and head, in fp32. Called by several threads at once; it doesn't throw.
+  // Computes the result of a packed token and head in fp32. Called by several threads at once. Does not throw.
   virtual void compute(const RowReader& rows, std::int64_t token, std::int64_t head, std::span<float> out) const;
-  // The same in fp64, and how far each value may lie from it. What fp32 can't hold counts as infinite.
+  // The same in fp64, with the allowed error of each value. Values that fp32 can't represent count as infinite.
   virtual void compute_exactly(const RowReader& rows, std::int64_t token, std::int64_t head, std::span<double> out,
                                std::span<double> allowed) const = 0;
 };
 
 std::unique_ptr<OpJob> make_row_job(std::unique_ptr<const RowOp> op);
 
-// Whether the file has all tensors that are not optional, by their own names or by those that are given.
+// Whether the file has all tensors that are not optional, under their own names or the given ones.
 bool has_tensors(const TensorFile& file, std::span<const OpTensor> tensors);
 
 }  // namespace ringattn

@@ -30,17 +30,17 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kTokensAtOnce = 64;  // of the input, that are read before they become fp32
+constexpr std::int64_t kTokensAtOnce = 64;  // tokens that are read at a time and converted to fp32
 
-// The one kernel of all ops that have none of their own.
+// The kernel entry of all ops that have no kernels of their own.
 const KernelEntry& row_kernel() {
   static constexpr KernelEntry entry{kCpuPlatform, "cpu_rows", "ops that compute each row by itself",
                                      [](const Backend&) { return 0.0; }};
   return entry;
 }
 
-// Bytes of a rank: inputs in fp32, of all tokens where a tensor is whole, and results. A kernel has copies of its own
-// of both, as they are.
+// Bytes of a rank: inputs in fp32 (all tokens of a whole tensor) and results. A kernel has its own copies of both in
+// their dtypes.
 std::size_t memory_of(const RowOp& op, std::int64_t own_tokens, int world, const RowOp::Kernel& kernel,
                       Backend& backend) {
   const std::int64_t results = own_tokens * op.heads() * op.dim();
@@ -91,7 +91,7 @@ class LoadedRows final : public RowReader {
         }
         if (on_progress) on_progress("row of input", {piece.end - loaded.run.begin, loaded.run.tokens()});
       }
-      // Rows that several ranks have count once: with their token's rank or, without tokens, with the first one.
+      // Rows that several ranks have count once: on their token's rank or, without tokens, on rank 0.
       PackedRun counted = own_;
       if (tensor.tokens > 0) counted = own_.begin == 0 && own_.end > 0 ? loaded.run : PackedRun{};
       if (counted.tokens() == 0) continue;
@@ -126,7 +126,7 @@ class LoadedRows final : public RowReader {
   std::int64_t non_finite_ = 0;
 };
 
-// Computes the rank's rows. Returns the seconds.
+// Computes the rank's rows. Returns the time in seconds.
 double compute_rows(const RowOp& op, const LoadedRows& rows, int threads, Transport& world, std::span<float> out) {
   using Clock = std::chrono::steady_clock;
   constexpr double kSecondsAtOnce = 0.05;  // between heartbeats
@@ -152,7 +152,7 @@ double compute_rows(const RowOp& op, const LoadedRows& rows, int threads, Transp
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Infinite where the dtype can't hold the value.
+// The value, or ∞ if the dtype can't represent it.
 double in_range(double value, Dtype dtype) {
   const double most = dtype == Dtype::kF16 ? 65504.0 : static_cast<double>(std::numeric_limits<float>::max());
   if (std::isfinite(value) && std::abs(value) > most)
@@ -282,7 +282,7 @@ class RowOpJob final : public OpJob {
       threads_ = options.threads > 0 ? options.threads : usable_processors().count;
       layout_.emplace(even_layout(input().lengths(), world.size()));
     });
-    collective.run_collectively([&] {  // by itself, since a kernel over ranks communicates in it
+    collective.run_collectively([&] {  // in a phase of its own, because a kernel over ranks communicates in it
       kernel_ = op_->make_kernel(choice_, world, options, *layout_);
       if (kernel_ == nullptr) backend_ = choice_.entry->make_backend({threads_, kNoDevice});
       check_compatible(*choice_.entry, backend(), world);
@@ -467,12 +467,12 @@ class RowOpJob final : public OpJob {
     heads.heads = result.heads;
     return heads;
   }
-  // Collective, so that no rank begins a kernel over ranks while another one fails to load.
+  // Collective, so that no rank starts a kernel over ranks while another one fails to load.
   void load(const ProgressCallback& on_progress) {
     Collective(*world_, Timeouts(timeout_seconds_)).run_collectively([&] {
       rows_.emplace(*op_, runs(), threads_, on_progress);
       const std::int64_t elements = rows_->own().tokens() * op_->heads() * op_->dim();
-      // Rows that are not written would show.
+      // Filled with NaN, so that rows that are not written are visible.
       out_.assign(static_cast<std::size_t>(elements) * size_of(op_->out_dtype()), std::byte{0xff});
       if (kernel_ != nullptr) kernel_->load(input(), *layout_, world_->rank(), threads_);
     });
@@ -507,17 +507,17 @@ class RowOpJob final : public OpJob {
   std::optional<LoadedRows> rows_;
   std::vector<std::byte> out_;  // of this rank's tokens
   std::unique_ptr<const SafetensorsFile> earlier_file_;
-  std::vector<TensorSource> earlier_;  // of the results
+  std::vector<TensorSource> earlier_;  // the results in an earlier file
   std::vector<int> variants_;
   Options variant_options_;
 };
 
 Check RowOpJob::check_oracle(const Collective& collective, std::int64_t count) {
   struct Mine {
-    double error = 0.0;  // greatest, in units of what is allowed
+    double error = 0.0;  // the greatest, as a fraction of the allowed error
     std::int64_t token = 0;
     std::int64_t head = 0;
-    std::int64_t feature = 0;    // of the head's dims
+    std::int64_t feature = 0;    // dim of the head
     std::int64_t misplaced = 0;  // NaN or infinite where fp64 has another value
   };
   const std::int64_t all = result_rows();
@@ -528,7 +528,7 @@ Check RowOpJob::check_oracle(const Collective& collective, std::int64_t count) {
   collective.run_collectively([&] {
     std::vector<double> exact(dim), allowed(dim);
     for (std::int64_t i = 0; i < rows; ++i) {
-      // The first and the last are among them.
+      // Includes the first and the last row.
       const std::int64_t row = rows == 1 ? 0 : i * (all - 1) / (rows - 1);
       const std::int64_t token = row / heads;
       const PackedRun own = rows_->own();
@@ -593,7 +593,7 @@ void RowOpJob::run_variants(Transport& world, const VariantDone& done) {
   std::vector<std::byte> first;
   for (const int ranks : variants_) {
     const std::unique_ptr<Transport> part = world.split_world(ranks, collective.timeouts().for_peer());
-    std::optional<Error> agreed;  // by the ranks of the part; the others don't know yet
+    std::optional<Error> agreed;  // agreed by the ranks of the part; the others don't know it yet
     out_.clear();
     if (part) {
       try {
@@ -609,7 +609,7 @@ void RowOpJob::run_variants(Transport& world, const VariantDone& done) {
       }
     }
     ringattn::agree(world, agreed ? &*agreed : nullptr, collective.timeouts().for_work(0.0));
-    // In this world's layout, ranks beyond the part have nothing.
+    // In this world's layout, ranks beyond the part have no tokens.
     std::vector<std::vector<TokenRun>> owned(static_cast<std::size_t>(world.size()));
     const Layout of_part = even_layout(input().lengths(), ranks);
     for (int rank = 0; rank < ranks; ++rank) {

@@ -11,7 +11,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kShortSeconds = 0.1;  // a run that deserves more than one to warm up
+constexpr double kShortSeconds = 0.1;  // shorter runs have more than one warm-up run
 
 constexpr std::size_t kFarBeyondCache = std::size_t{512} << 20;  // bytes between two uses of a cache
 constexpr int kMaxCaches = 256;
@@ -81,8 +81,8 @@ std::vector<Samples> take_samples(const Collective& collective, const SampleRequ
   return samples;
 }
 
-// Runs until caches, clocks and allocations are what they will be. The first run is a whole one, so that compute-only
-// runs find every block in its place.
+// Runs until caches, clocks and allocations are stable. The first run is a whole one, so that compute-only runs find
+// the contents of every block.
 std::vector<Samples> sample_runs(const Collective& collective, const SampleRequest& request,
                                  const std::function<RunStats(RunMode)>& run, std::span<const RunMode> modes) {
   double seconds = run(RunMode::kWhole).seconds;

@@ -30,7 +30,7 @@ constexpr std::int64_t kNumberBytes = sizeof(float);
 constexpr LinearSpec kNodesSpec{
     .dtype = Dtype::kBf16, .in_features = 128, .out_features = 8, .parallel = LinearParallel::kRow};
 
-// Texts that are longer are shortened in messages, with a hash of the whole.
+// Longer texts are shortened in messages, with a hash of the whole text.
 constexpr std::size_t kMaxParametersText = 160;
 
 std::string one_line(std::string text) {
@@ -100,7 +100,7 @@ struct GradientReduction::Impl {
   }
   FeatureRange part_of(int rank) const { return linear_tokens(elements, ranks, rank); }
   float* held(std::int64_t index) const { return reinterpret_cast<float*>(nodes.data()) + index * elements; }
-  // Where a peer's nodes of this rank's part are received.
+  // Where the nodes of a peer are received, for this rank's part of the elements.
   float* received_from(int peer) const {
     std::int64_t before = 0;
     for (int rank = 0; rank < peer; ++rank) before += rank == self ? 0 : nodes_of_rank(ranks, rank);

@@ -2,15 +2,16 @@
 // Public API of sums of gradients over ranks with different tokens (data parallelism), with the same bits for any
 // number of ranks.
 //
-// - A training step's tokens are dealt in kLinearLeaves contiguous leaves, whatever the number of ranks. Rank r of P
+// - A training step's tokens are divided into kLinearLeaves contiguous leaves, whatever the number of ranks. Rank r of
+// P
 //   has the leaves of linear_leaves(P, r), so one rank has all of them, and with more than kLinearLeaves ranks some
-//   have none. By default leaf i of T tokens is linear_tokens(T, kLinearLeaves, i), by packed index. Any other cut that
-//   does not depend on the ranks will do, for instance between sequences.
-// - A leaf's gradient is that of one backward pass over its tokens, in fp32: a weight's is the left fold over units of
-//   tokens that LinearBackward has. A leaf without tokens is left out.
+//   have none. By default leaf i of T tokens is linear_tokens(T, kLinearLeaves, i), by packed index. Any other division
+//   that does not depend on the ranks is possible, for instance between sequences.
+// - A leaf's gradient is that of one backward pass over its tokens, in fp32: for a weight, the left fold over units of
+//   tokens that LinearBackward computes. A leaf without tokens is left out.
 // - Leaves are added in fp32 by the tree of row-parallel layers (kernels/linear/linear.hpp):
-//   ((0+1)+(2+3))+((4+5)+(6+7)). A rank sends one sum for each of its aligned nodes to the rank that adds them, which
-//   has a part of the elements. Each rank gets the whole sum. It is not rounded: its user rounds it once.
+//   ((0+1)+(2+3))+((4+5)+(6+7)). Each rank adds a part of the elements. The others send it one sum for each of their
+//   aligned nodes. Then each rank gets the whole sum. It is not rounded; the caller rounds it once.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +25,8 @@ namespace ringattn {
 
 class GradientReduction {
  public:
-  // Collective. For gradients of `elements` numbers, the same on every rank. `parameters`: what they are the gradients
-  // of, in order, such as "float32 [4, 3], float32 [3]"; it is only compared with the other ranks' texts. Throws
+  // Collective. For gradients of `elements` elements, the same on every rank. `parameters`: a text that lists the
+  // parameters in order, such as "float32 [4, 3], float32 [3]"; it is only compared with the other ranks' texts. Throws
   // kUsage, kUnsupported (ranks differ) and kMemory.
   GradientReduction(std::int64_t elements, Transport& transport, LinearOptions options, std::string parameters = {});
   // Abandons work that was not waited for. With several ranks the transport is then unusable.

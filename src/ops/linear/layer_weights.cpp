@@ -20,9 +20,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little);  // words of int32 are read as bytes
 
 constexpr std::int64_t kPerWord = 8;  // 4-bit values of an int32
-// Column of a word that its n-th four bits have in AWQ.
+// The column in a word whose value is in the n-th four bits, in AWQ.
 constexpr int kAwqOrder[] = {0, 2, 4, 6, 1, 3, 5, 7};
-constexpr std::int64_t kBlockBytes = std::int64_t{4} << 20;  // of a transposed tensor, read at a time
+constexpr std::int64_t kBlockBytes = std::int64_t{4} << 20;  // bytes of a transposed tensor that are read at a time
 
 std::int64_t words_of(std::int64_t values) { return (values + kPerWord - 1) / kPerWord; }
 
@@ -50,7 +50,7 @@ Dtype scale_dtype(const TensorSource& scales) {
   return *dtype;
 }
 
-// Rows [rows.begin, rows.end) and columns of a matrix in a file, dense in `target`.
+// Reads rows [rows.begin, rows.end) and columns of a matrix in a file to `target`, dense.
 void read_block(const TensorSource& matrix, FeatureRange rows, FeatureRange columns, std::int64_t element_bytes,
                 std::byte* target) {
   const std::int64_t width = shape_of(matrix).size() == 1 ? 1 : shape_of(matrix)[1];
@@ -73,7 +73,7 @@ std::vector<std::uint32_t> read_words(const TensorSource& matrix, FeatureRange r
 
 std::uint32_t nibble(std::uint32_t word, int index) { return word >> (4 * index) & 15U; }
 
-// Where the four bits of a column lie in its word.
+// The index of a column's four bits in its word.
 int awq_index(std::int64_t column) {
   return static_cast<int>(std::ranges::find(kAwqOrder, static_cast<int>(column % kPerWord)) - std::begin(kAwqOrder));
 }
@@ -131,7 +131,7 @@ void LayerWeights::check_groups(std::int64_t groups) const {
   const bool whole = groups > 0 && in_features_ % groups == 0;
   require(false, scales,
           whole ? fmt::format("it has groups of {} of {} features", in_features_ / groups, in_features_)
-                : fmt::format("{} features are no multiple of {}", in_features_, groups),
+                : fmt::format("{} features are not a multiple of {}", in_features_, groups),
           fmt::format("Groups of {} are read; quantize the layer with these.", kInt4Group));
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The weight of a linear layer in a file, unpacked from each format (io/layer_tensors.hpp) to the one form that kernels
-// have. pack-quantized values are in it already: the even element is the low half of a byte. GPTQ has the same words
-// transposed. AWQ has 8 columns in a word, in the order 0, 2, 4, 6, 1, 3, 5, 7. A zero point is stored as it is, plus 8
-// (pack-quantized), or less 1 (GPTQ's checkpoint_format "gptq").
+// read. pack-quantized values have this form already: the even element is the low half of a byte. GPTQ has the same
+// words transposed. AWQ has 8 columns in a word, in the order 0, 2, 4, 6, 1, 3, 5, 7. A zero point is stored unchanged,
+// plus 8 (pack-quantized), or minus 1 (GPTQ's checkpoint_format "gptq").
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class LayerWeights final : public WeightSource {
 
   const LayerTensors& tensors() const { return tensors_; }
   WeightFormat format() const override { return format_; }
-  Dtype dtype() const { return dtype_; }  // kFloat: of the weight; otherwise of its scales
+  Dtype dtype() const { return dtype_; }  // kFloat: dtype of the weight; otherwise of its scales
   std::int64_t out_features() const override { return out_features_; }
   std::int64_t in_features() const override { return in_features_; }
   bool has_zeros() const override { return has_zeros_; }

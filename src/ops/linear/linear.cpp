@@ -46,12 +46,12 @@ bool exchanges_parts(const LinearJob& job, int ranks) {
   return ranks > 1 && (is_row(job) || (is_column(job) && job.output != LinearOutput::kShard));
 }
 
-// Leaves of the features of K that a rank has.
+// The leaves of the K features that a rank has.
 LeafRange leaves_of_features(const LinearJob& job, int ranks, int rank) {
   return is_row(job) ? linear_leaves(ranks, rank) : LeafRange{};
 }
 
-// Sums that a rank sends for each token: of its aligned nodes or, of integers, one.
+// Number of sums that a rank sends for each token: one for each aligned node or, for integers, one.
 std::int64_t nodes_of(const LinearJob& job, LeafRange leaves) {
   return job.spec.weights == WeightFormat::kInt8 ? 1 : std::ssize(aligned_nodes(leaves));
 }
@@ -95,7 +95,8 @@ std::int64_t product_rows(const LinearJob& job, int ranks) {
   return exchanges_parts(job, ranks) ? token_block_limits(job, ranks).product : job.max_tokens;
 }
 
-// `features`: of this rank. A rank without some still adds the sums of the others, and so has scales and biases.
+// `features`: number of this rank's features. A rank without features still adds the sums of the others, so it has
+// scales and biases.
 void check_matrix(const LinearSpec& spec, const LinearMatrix& matrix, std::string_view name, std::int64_t features) {
   check_given("Linear", fmt::format("bias of {}", name), matrix.bias, spec.bias);
   const bool scales = spec.weights == WeightFormat::kInt8 || (spec.weights == WeightFormat::kInt4 && features > 0);
@@ -204,28 +205,29 @@ struct Linear::Impl {
   bool gathers() const { return bytes.gathered > 0; }
   std::int64_t element() const { return static_cast<std::int64_t>(size_of(job.spec.dtype)); }
   FeatureRange columns(int rank) const { return linear_columns(job, ranks, rank); }
-  // Bytes of a node's or part's rows, for each token.
+  // Bytes per token of the rows of a node or part.
   std::int64_t part_row(int rank) const {
     return is_row(job) ? job.spec.sum_columns() * kSumBytes : columns(rank).size() * element();
   }
   std::int64_t part_nodes(int rank) const { return is_row(job) ? nodes_of(job, linear_leaves(ranks, rank)) : 1; }
 
-  // Where `part` has this rank's part of a block, until it is sent or added.
+  // This rank's part of a block in `part`, until it is sent or added.
   struct PartRows {
     std::byte* data;
-    std::int64_t node_bytes;  // from node to node
+    std::int64_t node_bytes;  // stride between nodes
   };
   PartRows part_rows(const TokenBlocks& blocks, int rank, int pass) const;
-  // Where a peer's part of this rank's block is received.
+  // The receive buffer of a peer's part of this rank's block.
   std::byte* received_rows(const TokenBlocks& blocks, int peer, int pass) const;
-  // Where the gathered rows of a rank's block are.
+  // The gathered rows of a rank's block.
   std::byte* gathered_rows(const TokenBlocks& blocks, int rank) const {
     return gathered.data() + rank * blocks.size * job.spec.out_features * element();
   }
   MutableTensorView own_rows(const MutableTensorView& y, const TokenBlocks& blocks, int pass) const;
 
   Exchange absmax_exchange(std::int64_t tokens) const;
-  // Parts for the ranks at `distances` after this one, and from those at the same distances before it.
+  // Exchanges parts: sends to the ranks at `distances` after this one, and receives from those at the same distances
+  // before it.
   Exchange part_exchange(const TokenBlocks& blocks, int pass, FeatureRange distances) const;
   Exchange row_exchange(const TokenBlocks& blocks, int pass) const;
   // All exchanges of a call in the order in which compute() posts them.
@@ -317,7 +319,7 @@ std::byte* Linear::Impl::received_rows(const TokenBlocks& blocks, int peer, int 
   return received.data() + before * blocks.block(self, pass).size();
 }
 
-// y for this rank's block, in the buffer of the gathered rows or in the caller's memory.
+// The rows of y of this rank's block, in the buffer of gathered rows or in the caller's memory.
 MutableTensorView Linear::Impl::own_rows(const MutableTensorView& y, const TokenBlocks& blocks, int pass) const {
   const FeatureRange block = blocks.block(self, pass);
   const std::int64_t n = job.spec.out_features;
@@ -438,7 +440,7 @@ void Linear::Impl::multiply(const TensorView& x, const MutableTensorView& y, Str
   kernel->multiply({x, {*weights, packed.data()}, y}, stream, [this] { transport.progress(); });
 }
 
-// This rank's part of some tokens.
+// Computes this rank's part of some tokens.
 void Linear::Impl::add_part(const TensorView& x, const LinearAbsmax& maxima, std::byte* sums, Stream stream) {
   if (x.tokens == 0) return;
   if (!is_row(job)) {
@@ -453,7 +455,7 @@ void Linear::Impl::add_part(const TensorView& x, const LinearAbsmax& maxima, std
   kernel->add_leaves(task, stream, [this] { transport.progress(); });
 }
 
-// Makes y of this rank's block from all ranks' parts.
+// Computes y of this rank's block from the parts of all ranks.
 void Linear::Impl::complete(const TokenBlocks& blocks, int pass, const LinearAbsmax& maxima, const MutableTensorView& y,
                             Stream stream) {
   const FeatureRange block = blocks.block(self, pass);
@@ -491,7 +493,7 @@ void Linear::Impl::copy_gathered(const TokenBlocks& blocks, int pass, const Muta
   }
 }
 
-// A layer whose ranks exchange parts (token_blocks.hpp).
+// Runs a layer whose ranks exchange parts (token_blocks.hpp).
 void Linear::Impl::compute(const TensorView& x, const MutableTensorView& y, Stream stream) {
   const TokenBlocks blocks = token_blocks(job, ranks, x.tokens);
   Run run(*this, blocks, stream);
@@ -523,7 +525,7 @@ void Linear::Impl::compute(const TensorView& x, const MutableTensorView& y, Stre
       }
       add(blocks.block(self, pass), part_rows(blocks, self, pass).data);
     }
-    // Gathered rows of the pass before have travelled meanwhile.
+    // The gathered rows of the previous pass were sent in the meantime.
     run.wait_for_posted();
     if (gathers() && pass > 0) copy_gathered(blocks, pass - 1, y, stream);
     complete(blocks, pass, maxima, y, stream);

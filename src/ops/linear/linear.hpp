@@ -35,7 +35,7 @@ namespace ringattn {
 
 using LinearChoice = KernelChoice<LinearSpec>;
 
-// What a rank has of y.
+// What a rank gets of y.
 enum class LinearOutput : std::uint8_t {
   kShard,       // kNone: the tokens of its x. kColumn: its columns of all tokens. kRow: its tokens, all columns
   kTokens,      // its tokens, all columns
@@ -47,10 +47,11 @@ struct LinearJob {
   LinearSpec spec;              // of the whole layer
   std::int64_t max_tokens = 0;  // of a call; buffers are made for it
   LinearOutput output = LinearOutput::kShard;
-  // kColumn: elements that are never divided between ranks, leaf_unit() of the layer that reads y. 0: as this layer's.
+  // kColumn: number of adjacent columns that are never divided between ranks: leaf_unit() of the layer that reads y. 0:
+  // that of this layer.
   std::int64_t column_unit = 0;
-  // Tokens of each rank's output that are computed and exchanged at a time (token_blocks.hpp). 0: blocks that are large
-  // enough for the kernels. Bits do not depend on it.
+  // Number of tokens of each rank's output that are computed and exchanged at a time (token_blocks.hpp). 0: blocks that
+  // are large enough for the kernels. Bits do not depend on it.
   std::int64_t token_block = 0;
 };
 
@@ -76,10 +77,10 @@ FeatureRange linear_features(const LinearJob& job, int ranks, int rank);
 FeatureRange linear_columns(const LinearJob& job, int ranks, int rank);
 FeatureRange linear_tokens(std::int64_t tokens, int ranks, int rank);
 
-// Throws kUsage if a layer can't be shared by so many ranks, or the job contradicts itself.
+// Throws kUsage if this number of ranks can't share the layer, or if the job contradicts itself.
 void check_linear_job(const LinearJob& job, int ranks);
 
-// Bytes of a rank beside x and y: its part of the weights (kInt4: with zeros), what the kernel makes of it, the
+// Bytes of a rank besides x and y: its part of the weights (kInt4: with zeros), the kernel's own copy of it, the
 // kernel's scratch, and buffers for exchanged sums and rows. `backend`: of the kernel, perhaps without a device.
 std::size_t linear_rank_bytes(const LinearJob& job, const LinearChoice& choice, Backend& backend, int ranks, int rank);
 
@@ -98,15 +99,15 @@ class Linear {
   const LinearChoice& kernel() const;
   Backend& backend();
   std::size_t memory_bytes() const;  // allocated by the object
-  std::size_t packed_bytes() const;  // of the kernel's own form of the weights; 0: it reads them as they are
+  std::size_t packed_bytes() const;  // the kernel's own copy of the weights; 0: it reads the caller's
 
   FeatureRange features() const;                           // of K, this rank's
   FeatureRange columns() const;                            // of N, this rank's
   FeatureRange tokens_of_rank(std::int64_t tokens) const;  // of y, this rank's of `tokens`
 
-  // Packs this rank's weights, [columns(), features()]. Before the first call, and whenever the weights change. If the
-  // kernel reads weights as they are, their memory is in use as long as the object; scales and biases always are.
-  // Not collective. Throws kUsage, as check_weights() does, which only checks them.
+  // Packs this rank's weights, [columns(), features()]. Call it before the first run, and whenever the weights change.
+  // If the kernel reads the caller's weights, their memory is in use as long as the object; scales and biases always
+  // are. Not collective. Throws kUsage, as does check_weights(), which only checks them.
   void check_weights(const LinearWeights& weights) const;
   void load(const LinearWeights& weights, Stream stream = {});
 

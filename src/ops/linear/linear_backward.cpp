@@ -19,7 +19,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kBiasDim = 8;  // ones in a row: dims of a weight gradient are multiples of 8
-// Rows of the weight that are one head of the weight gradient. Bits do not depend on it.
+// The number of weight rows that the weight gradient treats as one head. Bits do not depend on it.
 constexpr std::int64_t kHeadRows = 128;
 
 [[noreturn]] void refuse_gradient(const std::string& problem, const std::string& why, const std::string& suggestion) {
@@ -29,7 +29,7 @@ constexpr std::int64_t kHeadRows = 128;
 bool has_activation(const LinearSpec& spec) { return spec.gated || spec.activation != LinearActivation::kNone; }
 bool is_column_job(const LinearJob& job) { return job.spec.parallel == LinearParallel::kColumn; }
 
-// The layer that recomputes z, of one matrix.
+// The layer that recomputes z, for one matrix.
 LinearJob z_job(const LinearJob& job, int ranks) {
   LinearJob z = job;
   z.spec.activation = LinearActivation::kNone;
@@ -80,7 +80,7 @@ void check_backward_job(const LinearJob& job, int ranks) {
     const FeatureRange columns = linear_columns(job, ranks, rank), summed = linear_features(dx, ranks, rank);
     if (summed == FeatureRange{matrices * columns.begin, matrices * columns.end}) continue;
     refuse_gradient(fmt::format("gradients of {} columns in {} parts", spec.out_features, ranks),
-                    fmt::format("rank {} has columns {} to {}, which are no whole leaves of the {} that dx sums", rank,
+                    fmt::format("rank {} has columns {} to {}, which are not whole leaves of the {} that dx sums", rank,
                                 columns.begin, columns.end, dx.spec.in_features),
                     "Use a number of columns that 128 divides.");
   }
@@ -120,7 +120,7 @@ struct LinearBackward::Impl {
 
   void allocate();
   void check(const LinearBackwardInputs& inputs, const LinearBackwardOutputs& outputs) const;
-  // Computes z, dz, dweight and dbias, and enqueues dx. `runs`: by run(), which checks and waits.
+  // Computes z, dz, dweight and dbias, and enqueues dx. `runs`: called by run(), which checks and waits.
   void compute(const LinearBackwardInputs& inputs, const LinearBackwardOutputs& outputs, Stream stream, bool runs);
 
   std::int64_t element() const { return static_cast<std::int64_t>(size_of(job.spec.dtype)); }
@@ -249,7 +249,7 @@ void LinearBackward::Impl::compute(const LinearBackwardInputs& inputs, const Lin
   const Progress progress = [this] { transport.progress(); };
   const std::int64_t tokens = inputs.x.tokens;
   const TensorView dz = dz_of(inputs, stream, runs);
-  // The rows of the weight as heads of the weight gradient.
+  // The rows of the weight, as heads of the weight gradient.
   TensorView heads = dz;
   if (head_rows > 0) {
     heads.heads = rows() / head_rows;
@@ -267,8 +267,8 @@ void LinearBackward::Impl::compute(const LinearBackwardInputs& inputs, const Lin
   }
   if (outputs.dx.data == nullptr) return;
   dx->load({inputs.transposed, {}}, stream);
-  // A rank without features can't tell an empty dx from one that is not wanted, so ranks that have nothing to exchange
-  // do not meet.
+  // A rank without features can't distinguish an empty dx from one that is not requested. Ranks that exchange nothing
+  // therefore do not compare it.
   if (runs && is_column_job(job)) {
     dx->run(in_order(dz, stream), outputs.dx, stream);
   } else {

@@ -45,14 +45,14 @@ struct LinearBackwardOutputs {
   float* dbias = nullptr;    // [columns()], gated [2 columns()]; null: not wanted
 };
 
-// The rows of a rank's weight, its gate rows stacked on its up rows, as runs in the order in which dx sums them.
+// The rows of a rank's weight, with gate rows above up rows, as runs in the order in which dx sums them.
 std::vector<FeatureRange> linear_gradient_order(const LinearJob& job, int ranks, int rank);
 
 class LinearBackward {
  public:
   // Collective. `job` and `options` are those of the forward. Throws as Linear does, and kUnsupported for quantized
-  // weights, for numbers of features that 8 does not divide, for outputs that are divided by tokens, and for shared
-  // columns whose cuts are no leaves of dx.
+  // weights, for numbers of features that are not multiples of 8, for outputs that are divided by tokens, and for
+  // shared columns whose cuts are not leaf boundaries of dx.
   LinearBackward(LinearJob job, Transport& transport, LinearOptions options);
   // Abandons work that was not waited for. With several ranks the transport is then unusable.
   ~LinearBackward();

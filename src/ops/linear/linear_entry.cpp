@@ -142,8 +142,8 @@ class LinearOp final : public RowOp {
     return 2.0 * static_cast<double>(input_.tokens()) * static_cast<double>(spec_.in_features) *
            static_cast<double>(spec_.sum_columns());
   }
-  // CPU kernels only: a rank computes while it reads the weights. A GPU's time with few rows is that of its memory,
-  // whose rate the machine model does not have.
+  // Only for CPU kernels, where a rank computes while it reads the weights. With few rows, a GPU's time is limited by
+  // its memory rate, which the machine model does not have.
   std::optional<double> seconds(const PlanRequest& request, const Kernel& kernel, const Backend& backend,
                                 int world) const override {
     if (kernel.entry->backend != "cpu") return std::nullopt;
@@ -181,7 +181,7 @@ class LinearOp final : public RowOp {
                                                      FeatureRange{0, spec_.out_features},
                                                      FeatureRange{0, spec_.in_features});
     }
-    // Rows of a reader are fp32, which is exact.
+    // The reader's rows are fp32, which is exact.
     const std::span<const float> x = rows.row(0, token, 0);
     const LinearOracleRow row =
         linear_oracle(spec_, whole_->weights(),
@@ -268,9 +268,9 @@ class LinearOp final : public RowOp {
 
   LinearSpec spec_;
   RowInput input_;
-  std::unique_ptr<const SafetensorsFile> model_;  // of the layer; null: the input has it
+  std::unique_ptr<const SafetensorsFile> model_;  // the layer's file; null: the input has it
   LinearInput layer_;
-  // The whole layer in host memory, for the oracle alone: read when it is first asked for a row.
+  // The whole layer in host memory, only for the oracle. It is read when the first row is requested.
   mutable std::unique_ptr<Backend> host_;
   mutable std::unique_ptr<const LoadedWeights> whole_;
 };

@@ -25,7 +25,7 @@ bool is_named(const InputNames& names, std::string_view tensor) { return names.o
 bool is_linear_weight(const SafetensorsFile& file, std::string_view name, std::int64_t features) {
   const TensorInfo& info = *file.tensor(name).info;
   if (info.shape.size() != 2) return false;
-  const bool one = info.shape[0] == 1 && info.shape[1] == 1;  // no width of a convolution
+  const bool one = info.shape[0] == 1 && info.shape[1] == 1;  // not the filters of a convolution
   return info.shape[0] != features || info.shape[1] > kMaxConv1dWidth || one;
 }
 
@@ -34,7 +34,7 @@ bool has_quantized(const SafetensorsFile& file, const std::string& layer) {
   return file.contains(prefix + "weight_packed") || file.contains(prefix + "qweight");
 }
 
-// The layers with a prefix that x could be multiplied by.
+// The prefixed layers that fit x.
 std::vector<std::string> candidates(const SafetensorsFile& file, std::int64_t features) {
   std::vector<std::string> layers = layer_names(file);
   std::erase_if(layers, [&](const std::string& layer) {
@@ -51,7 +51,7 @@ std::string chosen_layer(const SafetensorsFile& file, const InputNames& names, c
   if (has_layer(file, "")) return "";
   const std::vector<std::string> layers = candidates(file, x.info->shape.back());
   if (layers.size() == 1) return layers.front();
-  if (layers.empty()) return "weight";  // which is missing
+  if (layers.empty()) return "weight";  // the name of the missing tensor
   std::vector<std::string> shown;
   for (std::size_t i = 0; i < std::min(layers.size(), kLayersShown); ++i) shown.push_back(in_quotes(layers[i]));
   fail(ErrorCode::kFile, fmt::format("{} has {} layers", file.path(), layers.size()),

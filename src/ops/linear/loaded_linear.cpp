@@ -13,9 +13,9 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kDeviceBlockBytes = std::int64_t{32} << 20;  // of host memory, for a device's weights
+constexpr std::int64_t kDeviceBlockBytes = std::int64_t{32} << 20;  // host memory for staging a device's weights
 
-// Rows of bytes in the backend's memory. `fill` writes rows [begin, end) of them into host memory.
+// Writes rows [begin, end) of some bytes each to host memory.
 using FillRows = std::function<void(FeatureRange rows, std::byte* target)>;
 void load_rows(Backend& backend, const Timeouts& timeouts, std::int64_t rows, std::int64_t row_bytes,
                const FillRows& fill, Buffer& target) {
@@ -49,7 +49,7 @@ LinearMatrix LoadedWeights::load(Backend& backend, const Timeouts& timeouts, con
   const bool stacked = matrix > 0 && input.matrices.size() == 1;
   const LinearInput::Matrix& from = input.matrices[stacked ? 0 : static_cast<std::size_t>(matrix)];
   const WeightSource& weight = *from.weight;
-  rows = shifted(rows, stacked ? spec.out_features : 0);  // of the tensor
+  rows = shifted(rows, stacked ? spec.out_features : 0);  // rows of the tensor
   const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
   LinearMatrix made;
   made.row_stride = weight_row_bytes(spec.weights, spec.dtype, features.size());
@@ -87,7 +87,7 @@ LinearMatrix LoadedWeights::load(Backend& backend, const Timeouts& timeouts, con
         memory.bias);
     made.bias = memory.bias.data();
   }
-  await(backend, timeouts);  // scales and zeros have been copied
+  await(backend, timeouts);  // until scales and zeros have been copied
   return made;
 }
 

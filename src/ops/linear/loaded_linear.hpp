@@ -14,12 +14,12 @@ namespace ringattn {
 // A part of a layer's weights in a backend's memory.
 class LoadedWeights {
  public:
-  // The rows of each of the layer's matrices, and features of them. Throws kFile.
+  // Reads the given rows of each of the layer's matrices, and the given features of these rows. Throws kFile.
   LoadedWeights(Backend& backend, const Timeouts& timeouts, const LinearInput& input, const LinearSpec& spec,
                 FeatureRange rows, FeatureRange features);
 
   const LinearWeights& weights() const { return weights_; }
-  std::int64_t non_finite() const { return non_finite_; }  // floating-point values and biases
+  std::int64_t non_finite() const { return non_finite_; }  // non-finite floating-point values and biases
 
  private:
   struct Memory {
@@ -58,7 +58,7 @@ class LoadedLinear final : public RowKernel {
   Linear layer_;
   Timeouts timeouts_;
   const LinearInput& input_;
-  bool counts_;              // the weights' values, of which several ranks may have the same
+  bool counts_;              // this rank counts non-finite weights, which several ranks may have
   std::int64_t tokens_ = 0;  // of x
   std::optional<LoadedWeights> weights_;
   Buffer x_, out_;

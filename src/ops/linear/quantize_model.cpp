@@ -50,7 +50,7 @@ constexpr std::string_view kEmbeddings[] = {"wte", "wpe", "shared", "relative_at
 constexpr std::string_view kOthers[] = {"gate", "router", "conv1d"};
 constexpr std::string_view kCopiedEndings[] = {".json", ".txt", ".model", ".jinja"};
 
-// The input's file, its folder if that was named, and its config's text.
+// The input's file, its folder if a folder was named, and its config's text.
 struct ModelFiles {
   std::string weights;
   std::optional<fs::path> folder;
@@ -88,7 +88,8 @@ void check_config(const ModelFiles& files) {
 
 std::string_view last_name(std::string_view layer) { return layer.substr(layer.rfind('.') + 1); }
 
-// Throws unless nothing is there, or an output of an earlier call. check_output_folder() knows files only by name.
+// Throws unless the folder is empty or holds the output of an earlier call. check_output_folder() knows files only by
+// name.
 void check_earlier_output(const std::string& output) {
   std::error_code error;
   if (!fs::exists(output, error)) return;
@@ -110,8 +111,8 @@ bool is_embedding(std::string_view layer) {
   return last.find("embed") != std::string_view::npos || std::ranges::find(kEmbeddings, last) != std::end(kEmbeddings);
 }
 
-// A name to ignore, as compressed-tensors has them: a layer's, or "re:" and a regular expression for its beginning.
-// Also the end of a layer's name from a dot on.
+// A name to ignore, in the form of compressed-tensors: the name of a layer, or "re:" and a regular expression for its
+// beginning. The end of a layer's name, starting at a dot, also counts.
 class IgnoredName {
  public:
   explicit IgnoredName(const std::string& name) : name_(name) {
@@ -202,8 +203,8 @@ void plan_layer(const std::string& layer, const TensorInfo& weight, WeightFormat
   tensors.push_back({tensor_of(layer, "weight_shape"), FileDtype::kI64, {2}});
 }
 
-// Names for `ignore`: every layer that is left, because `targets` names all Linear modules, and a tensor doesn't say
-// whether its module is one. The lm_head of a tied model has no tensor, but is a Linear too.
+// Names for `ignore`: all layers that are not quantized, because `targets` names all Linear modules, and a tensor
+// doesn't say whether its module is one. The lm_head of a tied model has no tensor, but is a Linear too.
 std::vector<std::string> ignored_names(const Selection& selection) {
   std::vector<std::string> names = selection.left;
   const auto is_head = [](const std::string& layer) { return last_name(layer) == kHead; };
@@ -213,7 +214,7 @@ std::vector<std::string> ignored_names(const Selection& selection) {
   return names;
 }
 
-// What compressed-tensors and vLLM need to know of the layers.
+// The properties of the layers that compressed-tensors and vLLM need.
 std::string quantization_config(const QuantizeJob& job, const std::vector<std::string>& ignored) {
   const bool int8 = job.format == WeightFormat::kInt8;
   JsonWriter json;
@@ -246,8 +247,8 @@ std::string quantization_config(const QuantizeJob& job, const std::vector<std::s
   return json.text();
 }
 
-// Where the value of the object's own member quantization_config begins; npos: it has none. Configs in the config, as
-// of a vision model's text model, have members of that name too.
+// Offset of the value of the object's own member quantization_config, or npos if it has none. Nested configs, such as
+// that of a vision model's text model, also have members of that name.
 std::size_t own_quantization(const std::string& config) {
   int depth = 0;
   for (std::size_t at = 0; at < config.size(); ++at) {
@@ -263,8 +264,8 @@ std::size_t own_quantization(const std::string& config) {
   return std::string::npos;
 }
 
-// Puts the quantization_config in place of one that is null (check_config()), or in front of the other members, which
-// stay as they are written.
+// Replaces a null quantization_config (check_config()), or inserts one before the other members. These are not
+// rewritten.
 std::string with_member(const std::string& config, const std::string& member) {
   std::string indented;
   for (const char c : std::string_view(member).substr(0, member.rfind('}') + 1)) {
@@ -383,7 +384,7 @@ void copy_tensor(const TensorSource& tensor, SafetensorsWriter& writer) {
   }
 }
 
-// Tokenizer, generation config and the like.
+// Copies the tokenizer, the generation config and similar files.
 std::vector<std::string> copy_other_files(const ModelFiles& files, const std::string& output) {
   std::vector<std::string> copied;
   if (!files.folder) return copied;

@@ -11,7 +11,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr int kSearchSteps = 40;  // of 1 % each
+constexpr int kSearchSteps = 40;  // steps of 1 %
 
 struct IntegerRange {
   float least;
@@ -24,7 +24,7 @@ IntegerRange range_of(WeightFormat format) {
   return format == WeightFormat::kInt8 ? IntegerRange{-128.0F, 127.0F} : IntegerRange{-8.0F, 7.0F};
 }
 
-// The scale as it is stored. One that would become 0 is the smallest of its dtype.
+// The scale after rounding to its dtype. One that would become 0 is replaced by the smallest number of the dtype.
 float stored_scale(float scale, Dtype dtype) {
   std::byte bytes[sizeof(float)];
   store_element(bytes, dtype, scale);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weight of a synthetic linear layer. Quantized formats are made of the floating-point values of the same seed.
+// The weight of a synthetic linear layer. Quantized formats are made from the floating-point values of the same seed.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace ringattn {
 
 class SyntheticWeights final : public WeightSource {
  public:
-  // `dtype`: of the values that are quantized, too.
+  // `dtype`: dtype of the weights, also before they are quantized.
   SyntheticWeights(std::uint64_t seed, WeightFormat format, Dtype dtype, std::int64_t out_features,
                    std::int64_t in_features)
       : seed_(seed), format_(format), dtype_(dtype), out_features_(out_features), in_features_(in_features) {}

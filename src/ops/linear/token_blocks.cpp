@@ -7,16 +7,16 @@ namespace ringattn {
 
 namespace {
 
-// Sums of a product. A GPU of 132 SMs computes 2.2 million at a time, in tiles of 128 x 128. With fewer, a product of
-// its own for each rank takes longer than one for all. Blocks of four times that lose little time between products
-// (bench/notes/linear.md).
+// The number of sums of a product. A GPU with 132 SMs computes 2.2 million at a time, in tiles of 128 x 128. If there
+// are fewer, separate products for the ranks take longer than one for all. Blocks with four times as many lose little
+// time between products (bench/notes/linear.md).
 constexpr std::int64_t kMinProductSums = std::int64_t{1} << 21;
 constexpr std::int64_t kBlockSums = std::int64_t{1} << 23;
-constexpr std::int64_t kBlockUnit = 256;  // tokens: rows of a pair of tiles
+constexpr std::int64_t kBlockUnit = 256;  // tokens: rows of two tiles
 
 std::int64_t divide_up(std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; }
 
-// Sums of a rank for each token.
+// Number of sums that a rank computes for each token.
 std::int64_t sums_of_token(const LinearJob& job, int ranks) {
   const std::int64_t columns = job.spec.sum_columns();
   return job.spec.parallel == LinearParallel::kColumn ? divide_up(columns, ranks) : columns;
@@ -27,7 +27,7 @@ std::int64_t max_block(const LinearJob& job, int ranks) {
   return std::max<std::int64_t>(1, kBlockSums / sums_of_token(job, ranks) / kBlockUnit) * kBlockUnit;
 }
 
-// Blocks of fewer tokens have one product with those of other ranks.
+// Blocks with fewer tokens share one product with those of other ranks.
 std::int64_t min_block(const LinearJob& job, int ranks) {
   return job.token_block > 0 ? 0 : divide_up(kMinProductSums, sums_of_token(job, ranks));
 }
@@ -41,7 +41,7 @@ FeatureRange TokenBlocks::block(int rank, int pass) const {
 
 TokenBlocks token_blocks(const LinearJob& job, int ranks, std::int64_t tokens) {
   TokenBlocks blocks{.tokens = tokens, .ranks = ranks};
-  const std::int64_t share = divide_up(tokens, ranks);  // of the rank that has most
+  const std::int64_t share = divide_up(tokens, ranks);  // tokens of the rank that has most
   if (share == 0) return blocks;
   const std::int64_t most = max_block(job, ranks);
   const std::int64_t even = divide_up(share, divide_up(share, most));

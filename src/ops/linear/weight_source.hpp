@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the weight of a linear layer comes from: a file (layer_weights.hpp) or a seed. Any part of it is read in the
-// form that kernels have (LinearMatrix), so that a rank reads no more than its own.
+// The source of a linear layer's weight: a file (layer_weights.hpp) or a seed. Any part can be read in the form that
+// kernels take (LinearMatrix), so a rank reads only its own part.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace ringattn {
 
-// Host memory of a part, [rows, features].
+// The host memory of a part, [rows, features].
 struct WeightPart {
   std::byte* data = nullptr;      // rows of weight_row_bytes() bytes
   float* scales = nullptr;        // kInt8: [rows]; kInt4: [rows, features / kInt4Group]
@@ -28,18 +28,18 @@ class WeightSource {
   virtual std::int64_t in_features() const = 0;
   virtual bool has_zeros() const { return false; }
 
-  // Values of the part. kInt4: `features` are whole groups. Throws kFile.
+  // Reads the values of a part. kInt4: `features` are whole groups. Throws kFile.
   virtual void read(FeatureRange rows, FeatureRange features, std::byte* data) const = 0;
-  // Its scales and zeros. Throws kFile for a scale that is NaN, infinite or negative.
+  // Reads the scales and zeros of a part. Throws kFile for a scale that is NaN, infinite or negative.
   virtual void read_scales(FeatureRange rows, FeatureRange features, float* scales, std::uint8_t* zeros) const = 0;
 };
 
-// Bytes of so many values of a row. `dtype`: of kFloat.
+// Bytes of `features` values of a row. `dtype`: for kFloat.
 constexpr std::int64_t weight_row_bytes(WeightFormat format, Dtype dtype, std::int64_t features) {
   if (format == WeightFormat::kFloat) return features * static_cast<std::int64_t>(size_of(dtype));
   return format == WeightFormat::kInt8 ? features : features / 2;
 }
-// Scales, and zeros where there are some, of so many features of a row.
+// Number of scales (and of zeros, if there are any) for `features` features of a row.
 constexpr std::int64_t row_scales(WeightFormat format, std::int64_t features) {
   if (format == WeightFormat::kFloat) return 0;
   return format == WeightFormat::kInt8 ? 1 : features / kInt4Group;

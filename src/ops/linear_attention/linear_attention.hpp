@@ -4,15 +4,15 @@
 //
 //   S_t = exp(g_t) · S_{t−1} + v_t ⊗ k_t        out_t = scale · S_t · q_t
 //
-// The decay applies before the token is added. The log-decay g is constant per head (lightning attention, RetNet), of
-// each token and head, or of each token, head and key dim, whose column of S it decays (GLA).
+// The decay applies before the token is added. There is one constant log-decay g per head (lightning attention,
+// RetNet), or one per token and head, or one per token, head and key dim, which decays that column of S (GLA).
 //
 //   LinearAttention layer({.spec = {.heads = 64, .dim = 128}, .lengths = {4096}}, transport, {});   // collective
 //   layer.enqueue({.q = q, .k = k, .v = v, .head_log_decay = decays}, {.out = out}, stream);
 //   layer.wait();
 //
-// It is an Ssm (ops/ssm/ssm.hpp) with other names: its layout, plan, ranks, bits and decode steps are that one's, and
-// this class only maps the names.
+// It is an Ssm (ops/ssm/ssm.hpp) with other names: layout, plan, ranks, bits and decode steps are the same, and this
+// class only maps the names.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ struct LinearAttentionInputs {
   const float* head_log_decay = nullptr;  // [heads], with SsmDecay::kHead
   const float* initial_state = nullptr;   // [Ssm::beginning() sequences, heads, dim_v, dim]
   RopePositions positions = {};           // only with RoPE
-  const std::int32_t* slots = nullptr;    // of an update
+  const std::int32_t* slots = nullptr;    // for an update
 };
 
 struct LinearAttentionOutputs {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latents in FP8 rows (kernels/quant/latent_rows.hpp) on their way from an input into memory, as they are.
+// Loads FP8 rows of latents (kernels/quant/latent_rows.hpp) from an input into memory, without dequantizing them.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 namespace ringattn {
 
 // Fills `rows`, [total_tokens(runs), 1, half of a row's bytes] of 16-bit elements in host memory, with the rows of
-// these packed keys. Returns how many of the numbers that they are unpacked to are NaN or infinite. Throws what
-// JobInput::read_fp8_latents() throws.
+// these packed keys. Returns the number of NaN and infinite values after dequantization. Throws the errors of
+// JobInput::read_fp8_latents().
 std::int64_t load_fp8_latents(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
                               int threads);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a JobInput has for MLA in addition to other ops: its form, its scale, and whether it is a step.
+// The parts of a JobInput that only MLA has: its form, its scale, and whether it is a step.
 #include <fmt/format.h>
 
 #include "attention/tokens/decode_rows.hpp"
@@ -11,7 +11,7 @@
 
 namespace ringattn {
 
-// Numerics come later.
+// Numerics are set later.
 void JobInput::take_latents(const MlaSpec& spec) {
   op_ = Op::kMla;
   latent_.emplace(MlaJob{spec, {}, {}});
@@ -37,7 +37,7 @@ float JobInput::mla_softmax_scale() const {
         setting("softmax_scale", "0.07216878364870322"), ", or with ", setting("model_config"), "."});
 }
 
-// Behind the other numerics.
+// Called after the other numerics are set.
 void JobInput::take_form(std::optional<MlaForm> form) {
   MlaSpec& latent = latent_->spec;
   latent.mask = job_.spec.mask;
@@ -61,7 +61,7 @@ void JobInput::take_form(std::optional<MlaForm> form) {
   check_mla_job(*latent_);
   form_ = choose_form(*latent_);
   latent_->form = form_.form;
-  // A row of the expanded form, and one that stands elsewhere, is computed as a prefill's.
+  // In the expanded form, and if queries are not the last tokens, rows are computed as a prefill.
   decodes_mla_ = form_.form == MlaForm::kAbsorbed && are_decode_steps(latent_->batch.sequences) &&
                  queries_end_keys(latent_->batch.sequences);
   in_rows_ = pages() == nullptr;

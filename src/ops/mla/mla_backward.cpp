@@ -55,7 +55,7 @@ struct MlaHeads {
   std::int64_t count = 0;
 };
 
-// The heads whose matrices' gradients a rank sums.
+// The heads for whose matrices a rank sums the gradients.
 MlaHeads heads_of_rank(std::int64_t heads, int rank, int size) {
   const std::int64_t first = heads * rank / size;
   return {first, heads * (rank + 1) / size - first};
@@ -183,7 +183,7 @@ void MlaBackward::Impl::choose() {
   while (spec().heads % heads_at_a_time != 0) --heads_at_a_time;
 }
 
-// As in the forward, a backend that can't run the GEMMs is skipped, or refused if it was asked for.
+// As in the forward, a backend that can't run the GEMMs is skipped, or refused if it was requested.
 void MlaBackward::Impl::choose_backend() {
   KernelRequest& request = options.ring.kernel;
   if (request.kernel != "auto") return;  // allocate() finds no GEMM kernel
@@ -318,7 +318,7 @@ void MlaBackward::Impl::check(const MlaBackwardInputs& inputs, const MlaBackward
        fmt::format("{} are needed", places().bytes), "Ask MlaBackward::workspace_bytes().");
 }
 
-// dQ of these heads into the outputs, and dK and dV into the workspace's rows of all heads.
+// Writes dQ of these heads to the outputs, and dK and dV to the workspace's rows of all heads.
 void MlaBackward::Impl::differentiate_heads(const MlaBackwardInputs& inputs, const MlaBackwardOutputs& outputs,
                                             const MlaHeads& range, std::span<std::byte> space, Stream stream,
                                             bool waits) {
@@ -359,7 +359,7 @@ void MlaBackward::Impl::differentiate_heads(const MlaBackwardInputs& inputs, con
               columns_of(dk, s.head_dim, s.rope_dim), stream);
 }
 
-// The matrices of each head, one after the other, so that one GEMM sums over both.
+// Copies the matrices of each head one after the other, so that one GEMM sums over both.
 void MlaBackward::Impl::stack_weights(const MlaBackwardInputs& inputs, std::byte* to, Stream stream) {
   const std::int64_t row_bytes = spec().latent_dim * element();
   for (std::int64_t head = 0; head < spec().heads; ++head) {
@@ -392,7 +392,7 @@ void MlaBackward::Impl::sum_over_heads(const MlaBackwardInputs& inputs, const Ml
                      stream, progress());
 }
 
-// The gradients of the matrices of this rank's heads, into `matrices`.
+// Computes the gradients of the matrices of this rank's heads into `matrices`.
 void MlaBackward::Impl::sum_over_tokens(const MlaBackwardInputs& inputs, std::byte* space, Stream stream) {
   const MlaSpec& s = spec();
   const Places at = places();
@@ -429,7 +429,7 @@ void MlaBackward::Impl::sum_over_tokens(const MlaBackwardInputs& inputs, std::by
       stream, progress());
 }
 
-// `waits`: for the attention of each range of heads. The rest is enqueued.
+// `waits`: wait for the attention of each range of heads. Everything else is enqueued.
 void MlaBackward::Impl::enqueue(const MlaBackwardInputs& inputs, const MlaBackwardOutputs& outputs,
                                 std::span<std::byte> space, Stream stream, bool waits) {
   for (std::int64_t head = 0; head < spec().heads; head += heads_at_a_time) {

@@ -6,17 +6,17 @@
 //   // all tensors: this rank's rows, as mla.layout() deals them, and whole matrices
 //   backward.run({q, latent, k_rope, w_uk, w_uv, out, lse, dout}, outputs, workspace);   // collective
 //
-// Some heads at a time, keys and values are expanded from the rank's own latents, and dQ, dK and dV are those of
-// AttentionBackward. dK and dV are rounded to the dtype, as in any chain of layers. Then
+// Keys and values are expanded from the rank's own latents, some heads at a time, and AttentionBackward computes dQ, dK
+// and dV. dK and dV are rounded to the dtype, as in any chain of layers. Then
 //
 //   dlatent = Σ_heads dK_nope[h] · w_uk[h] + dV[h] · w_uv[h]     dk_rope = Σ_heads dK_rope[h]
 //   dw_uk[h] = Σ_tokens dK_nope[h] ⊗ latent                      dw_uv[h] = Σ_tokens dV[h] ⊗ latent
 //
-// dlatent and dk_rope are each one GEMM, whose sum over heads and dims is in K order and is rounded once. So gradients
-// of rows are pure functions of the sequence, as dQ, dK and dV are. Gradients of the matrices are functions of the
-// batch, fp32, in units of tokens (kernels/common/token_units.hpp). For these each rank gets dK, dV and the latents of
-// all tokens for its share of the heads. Every rank gets the whole gradients of matrices and sinks, which are the sums
-// over all ranks: don't reduce them again.
+// dlatent and dk_rope are one GEMM each, whose sum over heads and dims is in K order and is rounded once. So gradients
+// of rows are pure functions of the sequence, as dQ, dK and dV are. Gradients of the matrices are sums over the batch,
+// in fp32 and in units of tokens (kernels/common/token_units.hpp). For them each rank receives dK, dV and the latents
+// of all tokens for its share of the heads. Every rank gets the whole gradients of matrices and sinks, which are the
+// sums over all ranks: don't reduce them again.
 #pragma once
 
 #include <cstddef>

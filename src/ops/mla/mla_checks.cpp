@@ -11,7 +11,7 @@ namespace ringattn {
 
 namespace {
 
-// `callers`: MlaSpec says that the tensor that the matrix would multiply is in the latent space already.
+// `callers`: MlaSpec says that the tensor to be multiplied is already in the latent space.
 void check_matrices(std::string_view name, const GemmWeights& matrices, const MlaSpec& spec, int dim_n, bool callers) {
   if (matrices.data == nullptr) return;
   if (callers) {

@@ -34,7 +34,7 @@ struct MlaDecodeJob {
   RowFormat format = {};  // of the cache: plain, or latent_format() of spec.rope_dim (kernels/quant/latent_rows.hpp)
 };
 
-// Members that DecodeInputs also has are as there.
+// Members that DecodeInputs also has mean the same as there.
 struct MlaDecodeInputs {
   // [sequences · rows, heads, head_dim + rope_dim]; without w_uk, queries in the latent space: [sequences · rows,
   // heads, latent_dim + rope_dim]

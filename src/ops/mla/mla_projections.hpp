@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sampled row of latent attention as one of attention over latents: its query goes in by w_uk, its output comes back
-// by w_uv, unless either is in the latent anyway. In fp64 that is the whole formula, for both GEMMs may be moved out
-// of the sums over keys (kernels/mla/mla_oracle.hpp); in fp32, rounded to the dtype, it is what a same-precision
-// computation does.
+// Converts a sampled row of MLA to one of attention over latents: w_uk maps its query into the latent space, and w_uv
+// maps its output back, unless either is in the latent space anyway. In fp64 that is the whole formula, because both
+// GEMMs may be moved out of the sums over keys (kernels/mla/mla_oracle.hpp). In fp32, rounded to the dtype, it is the
+// same-precision reference.
 #pragma once
 
 #include <span>
@@ -17,14 +17,14 @@ namespace ringattn {
 
 struct MlaProjections {
   MlaSpec spec;
-  MlaForm form = MlaForm::kExpanded;  // that computes
-  GemmWeights w_uk;                   // none where MlaSpec says that queries are in the latent
-  GemmWeights w_uv;                   // none where O stays there
+  MlaForm form = MlaForm::kExpanded;  // the form of the computation
+  GemmWeights w_uk;                   // none if MlaSpec says that queries are in the latent space
+  GemmWeights w_uv;                   // none if O stays in the latent space
 };
 
 // Matrices of an input, in host memory.
 struct LoadedMlaProjections {
-  // Throws what JobInput::read() throws.
+  // Throws the errors of JobInput::read().
   LoadedMlaProjections(const JobInput& input, int threads);
 
   Buffer keys;
@@ -32,14 +32,16 @@ struct LoadedMlaProjections {
   MlaProjections matrices;
 };
 
-// Fills rows [latent, rotary key], [total_tokens(runs), 1, latent_dim + rope_dim]. Throws what JobInput::read() throws.
+// Fills rows [latent, rotary key], [total_tokens(runs), 1, latent_dim + rope_dim]. Throws the errors of
+// JobInput::read().
 void read_latent_keys(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
                       int threads);
 
-// For each row of a head's w_uv, [head_dim_v], whether it holds a value that isn't finite; empty without w_uv.
+// For each row of a head's w_uv, [head_dim_v], whether it has a non-finite value; empty without w_uv.
 std::vector<bool> non_finite_values(const MlaProjections& matrices, int head);
 
-// [latent_dim + rope_dim] of a query, [head_dim + rope_dim]; of one in the latent, itself.
+// Maps a query, [head_dim + rope_dim], to the latent space: [latent_dim + rope_dim]. A query that is there already is
+// returned unchanged.
 template <typename Real>
 std::vector<Real> query_to_latent(const MlaProjections& matrices, int head, std::span<const float> q) {
   const MlaSpec& spec = matrices.spec;
@@ -56,7 +58,7 @@ std::vector<Real> query_to_latent(const MlaProjections& matrices, int head, std:
   return row;
 }
 
-// [head_dim_v] of an output in the latent, [latent_dim]; of one that stays there, itself.
+// Maps an output in the latent space, [latent_dim], to [head_dim_v]. An output that stays there is returned unchanged.
 template <typename Real>
 std::vector<Real> output_from_latent(const MlaProjections& matrices, int head, std::span<const Real> latent) {
   const MlaSpec& spec = matrices.spec;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows and matrices of latent attention, read from where mla_tensors.cpp has found them.
+// Reads the rows and matrices of MLA from the tensors that mla_tensors.cpp has found.
 #include <algorithm>
 #include <cstddef>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 
 using Rows = MlaTensors::Rows;
 
-// Rows that hold more than what is wanted are read whole, through staging, and what is wanted of them taken out.
+// Joined rows are read whole, into a staging buffer, and the requested part is copied out of them.
 void read_joined(const MlaTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
                  const MutableTensorView& rows) {
   const bool codes = source.rows == Rows::kFp8;
@@ -47,7 +47,7 @@ void read_joined(const MlaTensors& source, SyntheticTensor tensor, std::span<con
   source.latent.shard->check_unchanged();
 }
 
-// Matrices of heads that follow each other in kv_b_proj.
+// Reads matrices of consecutive heads from kv_b_proj.
 void read_joined_weights(const MlaTensors& source, SyntheticTensor tensor, std::span<const PackedRun> heads,
                          const MutableTensorView& rows) {
   const std::int64_t row_bytes = source.latent_dim * static_cast<std::int64_t>(size_of(rows.dtype));

@@ -63,7 +63,7 @@ struct MlaTools {
   BatchedGemmKernel* values;  // of value_gemm(); may be null
 };
 
-// The state of each range of heads is `state_stride` bytes after that of the one before.
+// The states of the ranges of heads are `state_stride` bytes apart.
 class ExpandedRingStep final : public RingStep {
  public:
   // `heads`: heads expanded at a time, a divisor of the job's heads.

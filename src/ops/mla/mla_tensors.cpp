@@ -27,7 +27,7 @@ constexpr std::string_view kPages = "latent_pages is [pages, page_size, latent_d
 constexpr std::string_view kLatentRows =
     "latent is [tokens, latent_dim] and k_rope [tokens, rope_dim], with an axis for the batch where q has one.";
 
-// A tensor without heads: its last axis is a row, the one before counts tokens.
+// The grid of a tensor without heads: its last axis is a row, and the one before counts tokens.
 RowGrid headless_grid(const TensorSource& tensor, bool has_batch) {
   const std::vector<std::int64_t>& shape = tensor.info->shape;
   require(shape.size() == (has_batch ? 3U : 2U), tensor, has_batch ? "it must have 3 axes" : "it must have 2 axes",
@@ -55,7 +55,7 @@ void check_dims(const TensorSource& tensor) {
   }
 }
 
-// The matrices that there are, and latent_dim where one says it. A tensor that is named must be there.
+// Finds the matrices of the file, and latent_dim if a matrix determines it. A tensor that is named must exist.
 void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTensors& input, MlaTensors& latents) {
   const bool named_apart = names.w_uk || names.w_uv;
   const bool apart = named_apart || file.contains("w_uk") || file.contains("w_uv");
@@ -91,14 +91,14 @@ void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTe
   }
 }
 
-// A matrix that says how many numbers the latent has.
+// A matrix that determines latent_dim.
 const TensorSource& matrix_of(const MlaTensors& latents) {
   return latents.w_uk.info != nullptr ? latents.w_uk : latents.w_uv;
 }
 
 bool names_rows(const InputNames& names) { return names.latent || names.k_rope; }
 
-// True if latents are paged, if they are given in one form.
+// True if latents are in pages. Checks that they are given in only one form.
 bool are_pages(const SafetensorsFile& file, const InputNames& names) {
   return names.latent_pages || (!names_rows(names) && !names.latent_fp8 && file.contains("latent_pages"));
 }
@@ -107,8 +107,8 @@ JobKind kind_of(const SafetensorsFile& file, const InputNames& names) {
   return are_pages(file, names) ? JobKind::kMlaDecode : JobKind::kMla;
 }
 
-// Where tokens' latents and rotary keys lie, but for whether their dims fit the matrices. Returns whether in pages.
-// Without queries the dtype is theirs.
+// Finds the rows of latents and rotary keys. Does not check that their dims fit the matrices. Returns whether they are
+// in pages. Without queries, their dtype becomes the input's.
 bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensors& input, MlaTensors& latents) {
   const bool rows = names_rows(names);
   const bool pages = are_pages(file, names);
@@ -159,31 +159,31 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
   return false;
 }
 
-// Checks the head_dim of rotary keys that have a tensor of their own.
+// Checks the dim of rotary keys that are in a tensor of their own.
 void check_rope(const MlaTensors& latents) {
   const std::int64_t dims = latents.k_rope_grid.dim;
   require(dims > 0 && dims <= kMaxDims, latents.k_rope, fmt::format("a rotary key has 1 to {} dims", kMaxDims),
           kLatentRows);
 }
 
-// Text that says where latent_dim comes from.
+// Says for messages which tensor determines latent_dim.
 std::string says_latent(const MlaTensors& latents) {
   const TensorSource& matrix = matrix_of(latents);
   return matrix.info != nullptr ? described(matrix) : fmt::format("the latent has {} dims", latents.latent_dim);
 }
 
-// latent_dim of plain rows in pages, where no matrix gives it. `stated`: the caller's, or 0 where unknown.
+// latent_dim of plain rows in pages that no matrix determines. `stated`: the caller's value, or 0 if unknown.
 int stated_latent_dim(const MlaTensors& latents, int stated) {
   require(stated > 0, latents.latent, "latent_dim follows from the matrices, and the file has none",
           {"Add one of them to the file, or give ", setting("latent_dim", 512), "."});
   return stated;
 }
 
-// Says so as of any tensor that must be there.
+// Throws the error of a tensor that must exist.
 void missing_w_uk(const SafetensorsFile& file, const InputNames& names) { file.tensor(names.w_uk.value_or("w_uk")); }
 
-// latent_dim of FP8 latent rows when queries are in the latent. Queries and rows have `numbers` elements, and a row has
-// `width` bytes: 33 for each 32 elements of the latent and 64 for each 32 rotary ones. 0: no such row exists.
+// latent_dim of FP8 latent rows when queries are in the latent space. Queries and rows have `numbers` elements, and a
+// row has `width` bytes: 33 for each 32 elements of the latent and 64 for each 32 rotary ones. 0: no such row exists.
 int latent_dim_of_fp8(std::int64_t width, std::int64_t numbers) {
   if (numbers > kMaxDims || width >= 2 * numbers) return 0;
   const std::int64_t codes = (2 * numbers - width) * 32;
@@ -192,7 +192,8 @@ int latent_dim_of_fp8(std::int64_t width, std::int64_t numbers) {
   return whole ? static_cast<int>(latent_dim) : 0;
 }
 
-// latent_dim where no matrix says it: queries are then in the latent. `stated`: by the caller, or 0.
+// Finds latent_dim if no matrix determines it, so that queries are in the latent space. `stated`: the caller's value,
+// or 0.
 void find_latent_dim(const SafetensorsFile& file, const InputNames& names, const InputTensors& input, int stated,
                      MlaTensors& latents) {
   const std::int64_t width = latents.latent_grid.dim;
@@ -209,7 +210,7 @@ void find_latent_dim(const SafetensorsFile& file, const InputNames& names, const
   }
 }
 
-// Rotary dims of a row, and that it has as many other ones as the latent.
+// The number of rotary dims of a row. Checks that the other dims are those of the latent.
 std::int64_t rope_dim_of(const MlaTensors& latents) {
   const std::int64_t width = latents.latent_grid.dim;
   const std::string of_matrix = says_latent(latents);
@@ -232,8 +233,8 @@ std::int64_t rope_dim_of(const MlaTensors& latents) {
   return rope;
 }
 
-// True if queries are in the latent space: their dim is the latent's, and w_uk's rows don't explain it. Without w_uk
-// they must be: throws kFile, naming it.
+// True if queries are in the latent space: their dim is the latent's, and the rows of w_uk don't explain it. Without
+// w_uk they must be: throws kFile, naming it, if they are not.
 bool find_queries(const SafetensorsFile& file, const InputNames& names, const InputTensors& input, std::int64_t rope,
                   const MlaTensors& latents) {
   const bool wide = input.q_grid.dim == latents.latent_dim + rope;
@@ -246,7 +247,7 @@ bool find_queries(const SafetensorsFile& file, const InputNames& names, const In
   return wide && rows != latents.latent_dim && rows <= kMaxDims;
 }
 
-// The dims of all tensors follow from those of the matrices and of a row.
+// Checks the dims of all tensors, which follow from those of the matrices and of a row.
 void check_fit(const SafetensorsFile& file, const InputNames& names, const InputTensors& input, MlaTensors& latents) {
   const std::int64_t heads = input.q_grid.heads;
   require(heads > 0 && heads <= kMaxDims && input.q_grid.dim <= kMaxDims, input.q,
@@ -265,9 +266,10 @@ void check_fit(const SafetensorsFile& file, const InputNames& names, const Input
   if (latents.joined_weights) {
     const std::int64_t rows = latents.w_uk.info->shape[0];
     require(rows % heads == 0, latents.w_uk, queries, kMatrices);
-    // The dim is the latent's, which leaves no dims for w_uv after head_dim, so such queries lie in the latent.
+    // The dim is that of the latent, which leaves no dims for w_uv after head_dim, so such queries are in the latent
+    // space.
     require(rows / heads > nope || nope != latents.latent_dim, latents.w_uk,
-            fmt::format("{} is in the latent, and then nothing says how many of the {} rows of a head are w_uk's",
+            fmt::format("{} is in the latent, so it is unknown how many of the {} rows of a head belong to w_uk",
                         described(input.q), rows / heads),
             "Give w_uk and w_uv instead, or queries that have not been multiplied by w_uk.");
     require(rows / heads > nope, latents.w_uk, queries, kMatrices);
@@ -290,7 +292,7 @@ void check_fit(const SafetensorsFile& file, const InputNames& names, const Input
           kMatrices);
 }
 
-// Pages of rows, and whose they are.
+// Finds pages of rows, and the sequences that they belong to.
 void find_paging(const SafetensorsFile& file, const InputNames& names, const MlaTensors& latents, InputTensors& input) {
   const RowGrid& rows = latents.latent_grid;
   require(is_page_size(rows.length), latents.latent,

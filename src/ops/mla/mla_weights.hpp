@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The matrices of latents on a rank, in its kernel's memory: those of all heads, on every rank.
+// The matrices of MLA on a rank, in its kernel's memory. Every rank has those of all heads.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,16 @@ namespace ringattn {
 
 struct MlaWeights {
   Buffer w_uk, w_uv;
-  GemmWeights keys;             // of w_uk; none where the input's queries are in the latent
-  GemmWeights values;           // of w_uv; none where its O stays there
-  std::int64_t non_finite = 0;  // values that are NaN or infinite, on rank 0; elsewhere 0, so that each counts once
+  GemmWeights keys;             // w_uk; none if the input's queries are in the latent space
+  GemmWeights values;           // w_uv; none if O stays in the latent space
+  std::int64_t non_finite = 0;  // NaN and infinite values on rank 0, and 0 on other ranks, so that each counts once
 };
 
-// Throws what JobInput::read() throws.
+// Throws the errors of JobInput::read().
 MlaWeights load_mla_weights(const JobInput& input, Backend& backend, const Collective& collective, int threads);
 
-// A step in the latent as MlaDecode takes it, over the same cache, with queries and results of the heads.
+// Converts a step in the latent space to the inputs of MlaDecode over the same cache, with queries and results of the
+// heads.
 MlaDecodeInputs mla_decode_inputs(const DecodeInputs& step, const MlaWeights& weights);
 
 }  // namespace ringattn

@@ -37,12 +37,12 @@ Layout attention_layout(const std::vector<std::int64_t>& lengths, int world, con
 std::vector<std::int64_t> reshard_bytes(const Layout& from, const Layout& to, std::int64_t token_bytes);
 
 // For plans of layers with states: bytes that each rank receives when rows come from attention's zigzag layout, and
-// when they go back to it.
+// when they return to it.
 struct AttentionReshard {
-  std::vector<std::int64_t> before;  // the layer: [ranks]
-  std::vector<std::int64_t> after;   // [ranks]
+  std::vector<std::int64_t> before;  // [ranks], before the layer
+  std::vector<std::int64_t> after;   // [ranks], after the layer
 
-  std::string text() const;            // the greatest of each
+  std::string text() const;            // the maximum of each
   void write(JsonWriter& json) const;  // the member "reshard" of a plan's row
 };
 AttentionReshard attention_reshard(const std::vector<std::int64_t>& lengths, const Layout& layer,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row of reshard in the table of ops: rows move from the layout of attention to equal shares of adjacent tokens,
-// and stay what they are.
+// The row of reshard in the table of ops: rows move unchanged from the layout of attention to equal shares of adjacent
+// tokens.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -4,8 +4,8 @@
 //   Rope rope(make_rope_spec(parameters, Dtype::kBf16, 128, RopePairs::kHalfSplit, false), options);
 //   rope.enqueue({positions, tensors}, stream);   // q and k in one launch; no wait, no allocation
 //
-// Not collective: each rank rotates its own rows, whose positions Layout::positions() has. Padding and order don't
-// matter: the bits of a row depend only on the row, its positions and the spec, and are those of every other kernel.
+// Not collective: each rank rotates its own rows, whose positions Layout::positions() returns. Padding and order don't
+// matter: the bits of a row depend only on the row, its positions and the spec, and are the same for all kernels.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace ringattn {
 
 using RopeChoice = KernelChoice<RopeSpec>;
 
-// Nothing here changes bits of the result.
+// No option changes bits of the result.
 struct RopeOptions {
   KernelRequest kernel;
   int threads = 0;  // of a host kernel; 0: all processors of this process

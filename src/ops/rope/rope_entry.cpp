@@ -85,7 +85,7 @@ class LoadedRope final : public RowKernel {
   std::vector<RopeTensor> tensors_;
 };
 
-// q and k where a file has them; both of synthetic input.
+// Those of q and k that a file has; for synthetic input both.
 std::vector<RowTensor> tensors_of(const OpRequest& request) {
   std::vector<RowTensor> tensors{{"q", request.settings.heads, request.settings.head_dim},
                                  {"k", request.settings.kv_heads, request.settings.head_dim}};
@@ -185,10 +185,10 @@ class RopeOp final : public RowOp {
   RopeSpec spec_;
   std::int64_t heads_ = 0;
   std::vector<RowResult> results_;
-  std::map<std::string, std::string> settings_;  // those of kRopeSettings, by their members' names
+  std::map<std::string, std::string> settings_;  // values of kRopeSettings, by name
 };
 
-// A file with more tensors is another op's.
+// A file with more tensors belongs to another op.
 bool recognizes_rope(const TensorFile& opened) {
   const InputNames& names = opened.request.names;
   std::size_t known = 0;

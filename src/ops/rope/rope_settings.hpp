@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The settings of RoPE that ops of the program share, each of which has its row in their own_settings.
+// The settings of RoPE that several ops share. Each op lists their rows in its own_settings.
 #pragma once
 
 #include <cstdint>
@@ -65,10 +65,10 @@ inline constexpr SettingRow kRopeSettings[] = {
      .help = "fp32: position times frequency as transformers rounds it; exact: in fp64, for millions of positions",
      .check = check_rope_angles}};
 
-// The RoPE that they mean. Throws BadValue and kUsage.
+// The RoPE that these settings describe. Throws BadValue and kUsage.
 RopeSpec rope_spec_of(const Settings& settings, Dtype dtype, std::int64_t head_dim);
 
-// Gives them the values of a model. Throws kUnsupported for a RoPE that can't be computed.
+// Fills these settings with the values of a model. Throws kUnsupported for a RoPE that can't be computed.
 void fill_rope_settings(const ModelRope& rope, const FillSetting& fill);
 
 }  // namespace ringattn

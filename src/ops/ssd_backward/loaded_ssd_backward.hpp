@@ -17,7 +17,7 @@
 
 namespace ringattn {
 
-// A gradient of rows: its name in files, and its part of a token.
+// A gradient of rows: its name in files, and the shape of its rows.
 struct SsdGradientRows {
   std::string_view name;
   std::int64_t heads = 0;
@@ -38,7 +38,7 @@ std::vector<SsdGradientParameter> gradient_parameters(const SsmSpec& spec);
 struct SsdBackwardRankResult {
   std::vector<PackedRun> runs;       // packed tokens of the rows
   std::vector<Buffer> rows;          // as gradient_rows(): [rows, heads, dim] of the gradients' dtype
-  std::vector<PackedRun> sequences;  // whose initial states' gradients these are
+  std::vector<PackedRun> sequences;  // the sequences of initial_gradients
   Buffer initial_gradients;          // [sequences, heads, head_dim, state_dim] fp32
   SsdParameterGradients parameters;  // the same on all ranks
   SsmStats stats;
@@ -50,16 +50,16 @@ struct SsdBackwardRankResult {
 };
 
 // This rank's rows in the memory of the kernel, ready to be computed any number of times. All calls are collective over
-// `collective`, in whose world `backward` was made; that and the input outlive the object.
+// `collective`, in whose world `backward` was made. `backward` and the input outlive the object.
 class LoadedSsdBackward {
  public:
   // Allocates everything and reads the rows.
   LoadedSsdBackward(const SsdBackwardInput& input, SsdBackward& backward, const Collective& collective,
                     const ProgressCallback& on_progress = {});
 
-  // Begins on all ranks at once and returns when all are done.
+  // Starts on all ranks at once and returns when all are done.
   SsmStats run();
-  // The result of the last run. Ends the object's use.
+  // Returns the result of the last run. The object can't be used afterwards.
   SsdBackwardRankResult fetch(const SsmStats& stats);
 
  private:

@@ -10,7 +10,7 @@ namespace ringattn {
 
 namespace {
 
-// A run of some rank, and its terms.
+// A run of any rank, and its terms.
 struct RunTerms {
   TokenRun run;
   std::vector<SsdTerms> terms;  // [segments, heads]

@@ -153,7 +153,7 @@ struct SsdBackward::Impl {
   std::unique_ptr<SsdBackwardKernel> kernel;
   std::optional<SsdBackwardPlan> plan;
   SsmMemory memory;
-  std::vector<HeadRange> ranges;  // all heads: what the relays take
+  std::vector<HeadRange> ranges;  // all heads as one range, for the relays
   OwnedStates owned;
   std::vector<SsdBackwardRun> runs;  // of this rank; those that receive or send states have their buffers
   Buffer terms;                      // [segments, heads] SsdTerms
@@ -286,7 +286,7 @@ void SsdBackward::Impl::enqueue(const SsdBackwardInputs& inputs, const SsdBackwa
   });
 }
 
-// States travel while the local gradients of segments are computed; then gradients of states travel.
+// States are in flight while the local gradients of segments are computed. Then gradients of states are sent.
 void SsdBackward::Impl::differentiate(const SsdBackwardTask& task, Stream stream, SsmTimeline* clock) {
   const HeadRange& heads = ranges.front();
   const Progress progress = [this] {

@@ -5,10 +5,10 @@
 //   // all tensors: this rank's rows, as Ssm::layout() deals them for the same job, in the kernel's kind of memory
 //   const SsdParameterGradients parameters = backward.run({x, dt, …, dy}, {dx, ddt, …});  // collective
 //
-// A rank has whole super-segments of tokens. States are computed again, and go from rank to rank as in the forward.
-// Then gradients of states go the other way, from the last rank of a sequence to its first. Gradients of rows and of
-// initial states have the same bits on one rank and on many (kernels/ssd_backward/ssd_backward.hpp says what they
-// depend on).
+// A rank has whole super-segments of tokens. States are recomputed, and passed from rank to rank as in the forward.
+// Then gradients of states are passed in the opposite direction, from the last rank of a sequence to its first.
+// Gradients of rows and of initial states have the same bits on any number of ranks
+// (kernels/ssd_backward/ssd_backward.hpp says what they depend on).
 //
 // The gradients of A, D and dt_bias are sums over all tokens of the batch, in fixed order, and every rank gets them:
 // don't reduce them again.
@@ -46,8 +46,8 @@ std::string describe(const SsdBackwardJob& job);
 // Throws kUsage if the job contradicts itself, and kUnsupported for a selective scan, a convolution or a decode step.
 void check_ssd_backward_job(const SsdBackwardJob& job);
 
-// FLOPs of the gradients of one token: 2.5 times those of the forward (two products with each state for y and the next
-// state; five for dx, dB, dC, the next state and its gradient).
+// FLOPs of the gradients of one token: 2.5 times those of the forward (the forward has two products with each state,
+// for y and for the next state; the gradients have five, for dx, dB, dC, the next state and its gradient).
 double ssd_backward_token_flops(const SsmSpec& spec);
 // Bytes of one token's inputs (with dy) and gradients.
 std::int64_t ssd_backward_token_bytes(const SsdBackwardJob& job);
@@ -55,8 +55,8 @@ std::int64_t ssd_backward_token_bytes(const SsdBackwardJob& job);
 // Layout, memory and time of a job. No ranks run here.
 struct SsdBackwardPlan {
   Layout layout;
-  StateHops states;               // the way of states
-  StateHops gradients;            // the way of their gradients
+  StateHops states;               // hops of states
+  StateHops gradients;            // hops of their gradients
   std::vector<SsmMemory> memory;  // [ranks]; `rows` has inputs and gradients
   double seconds = 0.0;           // compute time of the rank with the most tokens
 
@@ -99,7 +99,7 @@ struct SsdBackwardOutputs {
 
 class SsdBackward {
  public:
-  // Collective. As Ssm's; of the options, head_ranges and timeline are not used.
+  // Collective. As the constructor of Ssm. The options head_ranges and timeline are not used.
   SsdBackward(SsdBackwardJob job, Transport& transport, SsmOptions options);
   // Abandons runs that were not waited for. With several ranks the transport is then unusable.
   ~SsdBackward();
@@ -116,7 +116,7 @@ class SsdBackward {
   // Bytes of states and of gradients of states that this rank receives in a run.
   std::int64_t bytes_received() const;
 
-  // As Ssm's: the sequences whose initial, and whose final states this rank has, ascending.
+  // As in Ssm: the sequences whose initial states, and those whose final states this rank has, ascending.
   const std::vector<std::int32_t>& beginning() const;
   const std::vector<std::int32_t>& ending() const;
 

@@ -15,12 +15,11 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kAllHeadsWork = 1e9;  // elements of states over tokens and heads, below which all heads are checked
+constexpr double kAllHeadsWork = 1e9;       // tokens · heads · state elements, below which all heads are checked
 constexpr std::int64_t kBlockTokens = 512;  // that are read at a time
 constexpr double kMinGradient = 0x1p-100;   // decays below are zero in a kernel
 
-// Some heads of one sequence as a problem of its own, in host memory. All of them are of one group, or they are all
-// heads.
+// Some heads of one sequence as a problem of its own, in host memory. They are heads of one group, or all heads.
 class SubProblem {
  public:
   SubProblem(const SsdBackwardInput& input, std::size_t sequence, HeadRange heads, int threads)
@@ -120,7 +119,7 @@ class HeadsCheck {
     if (job_.forward.initial_states) add("dinitial_states");
   }
 
-  // These heads of all sequences. `all`: of every group.
+  // Checks these heads in all sequences. `all`: they are all heads of every group.
   void check(const HeadRange& heads, bool all, int threads) {
     const auto count = static_cast<std::size_t>(heads.count);
     std::vector<std::vector<double>> sums(3, std::vector<double>(count));
@@ -142,7 +141,7 @@ class HeadsCheck {
         ++which;
       }
     }
-    // Errors of different chunks have different signs, so that their sum grows with the root of their number.
+    // Errors of different chunks have different signs, so their sum grows with the square root of the number of chunks.
     std::int64_t chunks = 0;
     for (const std::int64_t tokens : job_.forward.lengths) chunks += (tokens + kChunkTokens - 1) / kChunkTokens;
     const double smaller = 1.0 / std::sqrt(static_cast<double>(std::max<std::int64_t>(chunks, 1)));

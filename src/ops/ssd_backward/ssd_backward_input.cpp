@@ -24,7 +24,7 @@ TensorSource gradient(const TensorFile& opened, std::string_view name, FileDtype
   const std::string in_file = name_in(opened.request.names, name);
   if (!opened.file.contains(in_file)) {
     fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", opened.request.path, in_file),
-         "gradients of SSD are computed from dy, and from dfinal_states where it is named",
+         "gradients of SSD are computed from dy, and from dfinal_states if it is named",
          "Give dy with the shape of x.");
   }
   TensorSource tensor = opened.file.tensor(in_file);
@@ -44,7 +44,7 @@ bool holds_ssd_gradient(const TensorFile& file) {
 SsdBackwardInput::SsdBackwardInput(const OpRequest& request) : forward_(make_ssm_input(Op::kSsd, request)) {
   const SsmJob& forward = forward_.job();
   job_.forward = forward;
-  job_.forward.final_states = false;  // only their gradients are of interest
+  job_.forward.final_states = false;  // only their gradients are used
   job_.gradients = request.settings.own.at("gradients") == "fp32" ? Dtype::kF32 : forward.spec.dtype;
   check_ssd_backward_job(job_);
   if (!request.from_file()) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input of the gradients of SSD: an SSD layer as the forward has it, with the gradients of y and, if the file has
-// them, of the final states. From a file, or functions of a seed.
+// The input of the gradients of SSD: that of the forward, with the gradients of y and, if the file has them, of the
+// final states. It comes from a file, or consists of functions of a seed.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@
 
 namespace ringattn {
 
-// Whether the file has a gradient of y beside dt or delta, which makes it the input of this op.
+// Whether the file has a gradient of y and dt or delta, which is the input of this op.
 bool holds_ssd_gradient(const TensorFile& file);
 
 class SsdBackwardInput {
  public:
-  // Throws what SsmInput throws, kFile for gradients that don't belong to the layer, and kUnsupported for a layer
-  // without a backward pass.
+  // Throws the errors of SsmInput, kFile for gradients that don't match the layer, and kUnsupported for a layer without
+  // a backward pass.
   explicit SsdBackwardInput(const OpRequest& request);
 
   const SsdBackwardJob& job() const { return job_; }
@@ -33,7 +33,7 @@ class SsdBackwardInput {
   // Gradients of the final states of these sequences, [sequences, heads, head_dim, state_dim]. Throws kFile.
   void read_final_gradients(std::span<const std::int32_t> sequences, std::span<float> states) const;
 
-  // How the gradient of a tensor with these heads and dims lies in a file: as x does.
+  // The layout in a file of a gradient with these heads and dims: that of x.
   RowGrid grid(std::int64_t heads, std::int64_t dim) const;
 
   std::vector<FileFingerprint> fingerprints() const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of SSD's gradients: the fp64 oracle, an earlier result, and other worlds.
+// The checks of SSD's gradients: against the fp64 oracle, against an earlier result, and in other worlds.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace ringattn {
 
 namespace {
 
-// The first head in which two gradients of a parameter differ, in words; empty: they are equal.
+// A description of the first head in which two gradients of a parameter differ; empty if they are equal.
 std::string parameter_difference(std::string_view name, const std::vector<float>& left,
                                  const std::vector<float>& right) {
   for (std::size_t head = 0; head < left.size(); ++head) {

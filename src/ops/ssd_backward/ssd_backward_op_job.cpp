@@ -132,7 +132,7 @@ std::vector<ResultDigest> digest_gradients(const SsdBackwardInput& input, const 
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     add(tensors[i].name, result.rows_view(job, i), result.runs, job.forward.tokens());
   }
-  // One row, which rank 0 gives.
+  // One row, which rank 0 provides.
   const PackedRun row{0, collective.rank() == 0 ? 1 : 0};
   for (const SsdGradientParameter& parameter : gradient_parameters(job.forward.spec)) {
     const std::vector<float>& values = result.parameters.*parameter.values;

@@ -16,14 +16,14 @@ namespace ringattn {
 
 struct ContiguousPlan {
   const Layout& layout;
-  SsmMemory memory;                    // of the rank that needs most
+  SsmMemory memory;                    // on the rank that needs most
   std::vector<std::int64_t> received;  // [ranks] bytes
   double token_flops = 0.0;
-  std::int64_t unit_tokens = 0;                  // ranks own whole ones of these
-  std::optional<std::int64_t> state_bytes = {};  // of a sequence
+  std::int64_t unit_tokens = 0;                  // ranks own whole units of this many tokens
+  std::optional<std::int64_t> state_bytes = {};  // of one sequence
   std::optional<double> balance = {};            // maximum over mean of the ranks' tokens
   std::optional<double> seconds = {};            // absent: not estimated
-  std::optional<double> passing_seconds = {};    // of states through all ranks
+  std::optional<double> passing_seconds = {};    // to pass states through all ranks
   std::optional<AttentionReshard> reshard = {};  // from attention's layout, and back
 
   std::int64_t tokens() const { return layout.cu().back(); }
@@ -32,9 +32,9 @@ struct ContiguousPlan {
 // Bytes that each rank receives as states of `state_bytes`: [ranks].
 std::vector<std::int64_t> state_bytes_received(const StateHops& hops, int world, std::int64_t state_bytes);
 
-// The lines of PlanRow: who owns and receives what.
+// Adds the lines of a PlanRow: which rank owns and receives what.
 void add_owners(const ContiguousPlan& plan, bool verbose, PlanRow& row);
-// The plan's object in a report.
+// Writes the plan's object of a report.
 void write_contiguous_plan(JsonWriter& json, const ContiguousPlan& plan);
 
 // The row of an op whose states pass from rank to rank, and its columns. `state`: "state", "halo".

@@ -23,30 +23,30 @@ struct SsmRankResult {
   std::vector<PackedRun> runs;  // packed tokens of the rows
   Buffer y;                     // [rows, heads, head_dim], the job's dtype
   std::int64_t rows = 0;
-  std::vector<PackedRun> sequences;  // whose final states and halos these are; empty: they were not wanted
+  std::vector<PackedRun> sequences;  // the sequences of `states` and `halos`; empty: not requested
   Buffer states;                     // [sequences, heads, head_dim, state_dim] fp32
   Buffer halos;                      // with a convolution: [sequences, channels, width − 1], as in files
   SsmStats stats;
   std::int64_t non_finite = 0;  // values of the input's rows that are NaN or infinite
 
   TensorView y_view(const SsmSpec& spec) const;
-  // What sequences carry on: their states, [sequences, heads, head_dim · state_dim], or for only a convolution their
+  // The data that sequences pass on: states, [sequences, heads, head_dim · state_dim], or for a job of conv1d only
   // halos, [sequences, channels, width − 1].
   TensorView carried_view(const SsmJob& job) const;
   SsmResultView result_view(const SsmJob& job) const;
   Buffer& carried(const SsmJob& job) { return job.conv1d_only ? halos : states; }
 };
 
-// This rank's rows of an SSM op in the memory of its kernel, ready to be scanned any number of times. All calls are
-// collective over `collective`, in whose world the op class was made; that and the input outlive the object.
+// This rank's rows of an SSM op in the memory of its kernel, ready to be computed any number of times. All calls are
+// collective over `collective`, in whose world the op was made. The op and the input outlive the object.
 class LoadedSsm {
  public:
   // Allocates everything and reads the rows.
   LoadedSsm(const SsmInput& input, Ssm& scan, const Collective& collective, const ProgressCallback& on_progress = {});
 
-  // Begins on all ranks at once and returns when all are done.
+  // Starts on all ranks at once and returns when all are done.
   SsmStats run();
-  // The rows of the last run, in host memory. Ends the object's use.
+  // Returns the rows of the last run, in host memory. The object can't be used afterwards.
   SsmRankResult fetch(const SsmStats& stats);
 
  private:
@@ -66,10 +66,10 @@ class LoadedSsm {
   std::vector<Buffer> buffers_;
   SsmInputs inputs_;
   SsmOutputs outputs_;
-  const float* states_before_ = nullptr;  // of an update, which is done in place
+  const float* states_before_ = nullptr;  // for an update, which works in place
 };
 
-// [sequences, channels, width − 1], as files have halos, of [sequences, width − 1, channels].
+// Transposes halos from [sequences, width − 1, channels] to [sequences, channels, width − 1], as in files.
 Buffer channels_first(const Buffer& halos, const CausalConv1dSpec& spec);
 
 }  // namespace ringattn

@@ -11,7 +11,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kLeastLog = -150.0 * std::numbers::ln2;  // of a token's decay (kernels/ssm/ssm.hpp)
+constexpr double kLeastLog = -150.0 * std::numbers::ln2;  // the least log-decay of a token (kernels/ssm/ssm.hpp)
 constexpr std::size_t kSubChunk = 16;                     // tokens (kernels/ssm/sm80/gla.cuh)
 
 }  // namespace
@@ -41,7 +41,7 @@ std::vector<double> SegmentTerms::spread(std::span<const double> c, double skip,
 std::vector<double> SegmentTerms::squares_of_heads(std::span<const double> c, double skip,
                                                    std::span<const double> x) const {
   std::vector<double> squares(head_dim_, 0.0);
-  double log = 0.0;  // of the decay after token j
+  double log = 0.0;  // log of the decay after token j
   for (std::size_t j = decays_.size(); j-- > 0;) {
     double score = 0.0;
     for (std::size_t n = 0; n < state_dim_; ++n) score += c[n] * b_[j * state_dim_ + n];
@@ -65,11 +65,11 @@ std::vector<double> SegmentTerms::squares_of_heads(std::span<const double> c, do
   return squares;
 }
 
-// A term is an element of q times one of k times one of v. In the chunk an element of q is rounded once for all tokens
-// of a sub-chunk.
+// A term is the product of an element of q, one of k and one of v. Within a chunk, an element of q is rounded once for
+// all tokens of a sub-chunk.
 std::vector<double> SegmentTerms::squares_of_dims(std::span<const double> c) const {
   std::vector<double> squares(head_dim_, 0.0);
-  std::vector<double> logs(state_dim_, 0.0);              // of the decays after token j
+  std::vector<double> logs(state_dim_, 0.0);              // logs of the decays after token j
   std::vector<double> of_q(head_dim_ * state_dim_, 0.0);  // sums over the tokens of a sub-chunk
   std::vector<double> weights(state_dim_);
   for (std::size_t j = b_.size() / state_dim_; j-- > 0;) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a segment's tokens add to rows of one head, in fp64: from it follows what an SSM kernel may lose whose factors
-// are rounded (ssm_accuracy.hpp).
+// The contributions of a segment's tokens to rows of one head, in fp64. They determine the allowed error of an SSM
+// kernel that rounds factors (ssm_accuracy.hpp).
 #pragma once
 
 #include <cstddef>
@@ -12,18 +12,18 @@ namespace ringattn {
 
 class SegmentTerms {
  public:
-  // `decays`: log-decays of a token, 1 or, with SsmDecay::kDim, state_dim.
+  // `decays`: number of log-decays per token: 1 or, with SsmDecay::kDim, state_dim.
   SegmentTerms(int head_dim, int state_dim, int decays)
       : head_dim_(static_cast<std::size_t>(head_dim)),
         state_dim_(static_cast<std::size_t>(state_dim)),
         decay_count_(static_cast<std::size_t>(decays)) {}
 
-  // In front of each chunk of a sequence, with the state there, [head_dim, state_dim].
+  // Called before each chunk of a sequence, with the state at that token, [head_dim, state_dim].
   void begin_chunk(std::span<const double> state);
-  // The next token: the natural logarithms of its decays, dt · x [head_dim] and B [state_dim].
+  // Adds the next token: the natural logarithms of its decays, dt · x [head_dim] and B [state_dim].
   void add(std::span<const double> log_decays, std::span<const double> scaled, std::span<const double> b);
-  // For each dim of the last token's row, whose C this is: the root of the sum of squares of what is rounded, as often
-  // as it is. `skip`: D, which joins the token's own weight; `x` is its row.
+  // For each dim of the last token's row: the square root of the sum of squares of the rounded terms, each counted as
+  // often as it is rounded. `c`: C of the row. `skip`: D, which is added to the token's own weight. `x`: its row.
   std::vector<double> spread(std::span<const double> c, double skip, std::span<const double> x) const;
 
  private:

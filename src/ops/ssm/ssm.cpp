@@ -27,7 +27,7 @@ namespace ringattn {
 
 namespace {
 
-// What messages call the class and its tensors.
+// The names of the class and its tensors in messages.
 struct RowNames {
   const char *op, *x, *dt, *b, *c, *y, *a, *initial;
 };
@@ -231,7 +231,7 @@ void Ssm::Impl::check(const SsmInputs& inputs, const SsmOutputs& outputs) const 
   }
   refuse("slots are given",
          job.update && !job.convolution ? "initial_states and final_states differ"
-                                        : "the job is no update without a convolution",
+                                        : "the job is not an update, or has a convolution",
          "Slots are those of an update in place, without a convolution.");
 }
 
@@ -290,7 +290,7 @@ SsmInputs Ssm::Impl::rotate(const SsmInputs& inputs, Stream stream) {
   return after_rope;
 }
 
-// By which the kernel rotates B and C, if it does.
+// The rotation that the kernel applies to B and C, if it does.
 SsmRotation Ssm::Impl::rotation() const {
   if (!rope || !kernel->rotates_rows()) return {};
   return {&*job.rope, reinterpret_cast<const float*>(rotated.data())};

@@ -20,13 +20,14 @@ namespace ringattn {
 namespace {
 
 constexpr std::uint64_t kSampleSeed = 20;   // any; the same rows each time
-constexpr std::int64_t kMaxHeads = 4;       // that are sampled
-constexpr std::int64_t kBlockTokens = 512;  // that are read at a time: whole chunks
-constexpr double kStepsPerSecond = 5e8;     // of an element of a state
+constexpr std::int64_t kMaxHeads = 4;       // maximum number of sampled heads
+constexpr std::int64_t kBlockTokens = 512;  // tokens read at a time: whole chunks
+constexpr double kStepsPerSecond = 5e8;     // state elements updated per second
 // Bounds for a kernel that rounds factors (ssm_accuracy.hpp).
 constexpr double kRoundings = 3.0;
 constexpr double kDeviations = 6.0;
-// Elements of a state below this may be zero in a kernel: its decays are exponentials of a smaller range than fp64's.
+// Elements of a state below this may be zero in a kernel, because its decays are exponentials with a smaller range than
+// fp64's.
 constexpr double kMinStates = 0x1p-100;
 
 std::vector<RowSample> sample_ssm(const SsmJob& job, std::int64_t count) {
@@ -50,10 +51,10 @@ std::vector<RowSample> sample_ssm(const SsmJob& job, std::int64_t count) {
 
 struct SampleLocation {
   RowSample sample;
-  std::int64_t row = 0;  // of this rank's y
+  std::int64_t row = 0;  // index in this rank's y
 };
 
-// One head of one sequence, token by token.
+// Checks one head of one sequence, token by token.
 class HeadCheck {
  public:
   HeadCheck(const SsmInput& input, int head, std::vector<SampleLocation> samples, const TensorView& y, bool rounded)
@@ -78,7 +79,7 @@ class HeadCheck {
     }
   }
 
-  // Tokens [begin, end) of the block, the next ones of the sequence; a chunk, or what is left of the sequence there.
+  // Processes tokens [begin, end) of the block, the next ones of the sequence: a chunk, or the rest of the sequence.
   void go_on(const SsmTokenBlock& block, std::int64_t begin, std::int64_t end) {
     bool finite = true;
     const std::size_t first = next_;
@@ -90,7 +91,7 @@ class HeadCheck {
     for (std::size_t i = first; i < next_; ++i) compare(i, finite);
   }
 
-  // Behind the sequence's last token. `states`: of all heads.
+  // Called after the sequence's last token. `states`: of all heads.
   void compare_final(std::int32_t sequence, const float* states) {
     const float* const own = states + static_cast<std::size_t>(head_) * state_.size();
     StateAccuracy& all = accuracy_.states;
@@ -116,10 +117,10 @@ class HeadCheck {
  private:
   struct Expected {
     std::vector<double> y;
-    std::vector<double> tolerance;  // beside y's own rounding
+    std::vector<double> tolerance;  // in addition to y's own rounding
   };
 
-  // Log-decays of a token and head that are not equal.
+  // Number of different log-decays of a token and head.
   int log_count() const { return spec_.decay == SsmDecay::kDim ? spec_.state_dim : 1; }
   int group() const { return head_ / (spec_.heads / spec_.groups); }
 
@@ -132,7 +133,7 @@ class HeadCheck {
     return std::clamp(dt, static_cast<double>(spec_.dt_min), static_cast<double>(spec_.dt_max));
   }
 
-  // Returns whether all that a kernel takes of the token for others' rows is finite.
+  // Returns whether all values of the token that a kernel uses for other rows are finite.
   bool step(const SsmTokenBlock& block, std::int64_t token) {
     const double dt = dt_of(block, token);
     bool finite = std::isfinite(dt);
@@ -179,7 +180,7 @@ class HeadCheck {
     return finite;
   }
 
-  // The row of a sampled token, which the states are those of.
+  // Keeps the row of a sampled token, at which the states are.
   void keep(const SsmTokenBlock& block, const SampleLocation& sample) {
     const std::int64_t token = sample.sample.token;
     Expected row;
@@ -249,7 +250,7 @@ class HeadCheck {
       const auto value = static_cast<double>(
           load_element(y_.at(sample.row, head_) + p * static_cast<std::int64_t>(size_of(y_.dtype)), y_.dtype));
       const double expected = row.y[static_cast<std::size_t>(p)];
-      // Values beyond the dtype are infinite there.
+      // Values beyond the dtype's range become infinite.
       const bool finite = std::isfinite(static_cast<double>(round_to(expected)));
       if (finite != std::isfinite(value)) {
         if (finite && !chunk_finite) continue;
@@ -281,12 +282,12 @@ class HeadCheck {
   std::vector<SampleLocation> samples_;  // ascending
   const TensorView& y_;
   std::vector<double> state_, magnitude_, slack_;  // [head_dim, state_dim]
-  std::vector<Rounded> b_;                         // of a token, [state_dim]
-  std::vector<double> dt_x_;                       // of a token, [head_dim]
-  std::vector<double> decay_;                      // likewise
+  std::vector<Rounded> b_;                         // [state_dim] of a token
+  std::vector<double> dt_x_;                       // [head_dim] of a token
+  std::vector<double> decay_;                      // [head_dim] of a token
   std::vector<Expected> expected_;                 // of the samples so far
   std::size_t next_ = 0;
-  std::optional<SegmentTerms> terms_;  // of a kernel that rounds factors
+  std::optional<SegmentTerms> terms_;  // for a kernel that rounds factors
   SsmAccuracy accuracy_;
 };
 
@@ -295,7 +296,7 @@ bool is_worse(const Accuracy& more, const Accuracy& all) {
   return more.compared > 0 && (all.compared == 0 || more.part > all.part);
 }
 
-// The worse of both.
+// Keeps the worse of both.
 void join(StateAccuracy& all, const StateAccuracy& more) {
   StateAccuracy joined = is_worse(more, all) ? more : all;
   joined.compared = all.compared + more.compared;
@@ -317,7 +318,7 @@ void join(SsmAccuracy& all, const SsmAccuracy& more) {
   all.misplaced += more.misplaced;
 }
 
-// Final states of all heads of a sequence; null where this rank has none of them.
+// The final states of all heads of a sequence; null if this rank has none of them.
 const float* final_of(const SsmResultView& result, std::int32_t sequence) {
   std::int64_t row = 0;
   for (const PackedRun& run : result.sequences) {
@@ -329,8 +330,8 @@ const float* final_of(const SsmResultView& result, std::int32_t sequence) {
   return nullptr;
 }
 
-// This rank's samples of one sequence, by head, and its final state. A head without samples is one of a sequence whose
-// final state the rank has.
+// Checks this rank's samples of one sequence, by head, and its final state. A head without samples belongs to a
+// sequence whose final state the rank has.
 SsmAccuracy check_sequence(const SsmInput& input, std::int32_t sequence,
                            const std::map<int, std::vector<SampleLocation>>& samples, const SsmResultView& result,
                            bool rounded, int threads) {

@@ -65,7 +65,8 @@ void fill_ssd(const ModelLayer& layer, const Settings& settings, const FillSetti
   fill_scan(layer, settings, fill);
 }
 
-// x alone or with a bias lacks less of a linear layer than of an SSM. The weight may be in a model of its own.
+// If there is only x, or x and a bias, less is missing for a linear layer than for an SSM. The weight may be in a model
+// file.
 bool lacks_a_weight(const TensorFile& opened) {
   const SafetensorsFile& file = opened.file;
   return file.contains("x") && file.names().size() == (file.contains("bias") ? 2 : 1);
@@ -76,7 +77,8 @@ bool recognizes_ssm(const TensorFile& opened) {
          !holds_ssd_gradient(opened) && !holds_conv1d_gradient(opened);
 }
 
-// A decode step takes one token of each sequence. The earlier tokens are in its state, so their number is not given.
+// A decode step takes one token of each sequence. The earlier tokens are in its state, so their number is not a
+// parameter.
 void check_update(const OpRequest& request) {
   if (request.settings.q_len != 1) {
     fail(ErrorCode::kUsage, setting("q_len", *request.settings.q_len), "a decode step takes one token of each sequence",

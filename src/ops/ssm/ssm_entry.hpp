@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the rows of SSD, selective scan and the convolution in the table of ops share.
+// What the entries of SSD, selective scan and the convolution in the table of ops share.
 #pragma once
 
 #include <memory>

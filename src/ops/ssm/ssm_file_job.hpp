@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The op class to whole SSM jobs, as file_job.hpp for attention: tensors from a file or a seed, SSM over the ranks
-// of a world, y and final states to a file.
+// Whole SSM jobs, like file_job.hpp for attention: tensors from a file or a seed, SSM over the ranks of a world, y and
+// final states to a file.
 //
 //   SsmFileJob job;
 //   job.input = FileInput{"layer.safetensors"};
@@ -25,12 +25,12 @@ struct SsmFileJob {
   SsmRequest input;
   SsmNumerics numerics;
   std::string output;     // empty: no file is written
-  bool replace = false;   // an output file that exists
-  FileMetadata metadata;  // of the output, beside its own
+  bool replace = false;   // overwrite an existing output file
+  FileMetadata metadata;  // of the output, in addition to its own
 };
 
-// As of out (check/digest.hpp); of the final states, or a convolution's final halos, sequences count as tokens. Empty:
-// they were not wanted.
+// Digests like those of out (ops/common/digest.hpp). In that of the final states, or of a convolution's final halos,
+// sequences count as tokens. Empty: not requested.
 struct SsmDigests {
   std::string y;
   std::string final_states;
@@ -41,8 +41,8 @@ struct SsmFileResult {
   SsmDigests digests;
 };
 
-// An SSM job in steps, for callers that show what they are about to do. Each call is collective; the transport outlives
-// the object.
+// An SSM job in steps, for callers that show what they are about to do. Each call is collective. The transport must
+// outlive the object.
 class PreparedSsm {
  public:
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares: kernel,
@@ -55,13 +55,13 @@ class PreparedSsm {
   Ssm& ssm() { return *ssm_; }
   const Ssm& ssm() const { return *ssm_; }
 
-  // Reads, computes, fetches.
+  // Reads the input, computes, and fetches the result.
   SsmRankResult compute(const ProgressCallback& on_progress = {});
-  // The same, and the digests.
+  // The same, and computes the digests.
   SsmFileResult run(const ProgressCallback& on_progress = {});
   // Writes the output file, if the SsmFileJob asks for one.
   void write(const SsmFileResult& result);
-  // Writes it to `path`. `more`: metadata beside the op's own.
+  // Writes it to `path`. `more`: metadata in addition to the op's own.
   void write(const SsmFileResult& result, const std::string& path, bool replace, const FileMetadata& more);
 
  private:
@@ -71,7 +71,7 @@ class PreparedSsm {
   std::optional<Ssm> ssm_;
 };
 
-// All steps.
+// Runs all steps.
 SsmFileResult run_ssm_job(const SsmFileJob& job, Transport& transport, const SsmOptions& options,
                           const ProgressCallback& on_progress = {});
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the jobs of gradients of SSM layers have in common: ranks that own whole super-segments, a table of gradients by
-// which output files are written and checked, and shapes whose results are compared by digests.
+// What the jobs of gradients of SSM layers share: ranks that own whole super-segments, a table of gradients for writing
+// and checking output files, and shapes whose results are compared by digests.
 #pragma once
 
 #include <fmt/format.h>
@@ -55,14 +55,14 @@ class SsmGradientOpJob : public GradientOpJob<Input, Backward, Result> {
     return {{{"ranks", "", ""}, {"runs", "", ""}}, std::ssize(shapes_), {}};
   }
 
-  // Results are compared by the digests of all gradients, which the first rank of each shape has.
+  // Results are compared by the digests of all gradients, which rank 0 of each shape has.
   void run_variants(Transport& world, const VariantDone& done) final {
     const Collective all(world, Timeouts(timeout_seconds_));
     std::string first;
     for (const SsmShape& shape : shapes_) {
       const std::unique_ptr<Transport> part = world.split_world(shape.ranks, all.timeouts().for_peer());
       std::string mine;
-      std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
+      std::optional<Error> agreed;  // agreed by the shape's ranks; the others don't know it yet
       if (part) {
         try {
           for (const ResultDigest& digest : run_shape(shape, *part, Collective(*part, all.timeouts()))) {
@@ -81,13 +81,13 @@ class SsmGradientOpJob : public GradientOpJob<Input, Backward, Result> {
   }
 
  protected:
-  // All gradients of an output file; first that of the rows.
+  // All gradients of an output file, with that of the rows first.
   virtual std::vector<OutputTensor> gradients() const = 0;
-  // The first difference of the result from the earlier one; empty: there is none. Collective.
+  // A description of the first difference of the result from the earlier one; empty if there is none. Collective.
   virtual std::string first_difference(const Collective& collective) = 0;
-  // Keeps what run_shape() needs of the prepared op and the options. Returns the estimated seconds on one rank.
+  // Stores what run_shape() needs of the prepared op and the options. Returns the estimated seconds on one rank.
   virtual double keep_for_shapes(const Options& options) = 0;
-  // The digests of all gradients on a world of the shape. Collective.
+  // The digests of all gradients, computed in a world of the shape. Collective.
   virtual std::vector<ResultDigest> run_shape(const SsmShape& shape, Transport& part, const Collective& own) = 0;
 
   // The first difference of rows from a tensor of the earlier file. Collective.

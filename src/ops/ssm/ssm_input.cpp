@@ -26,13 +26,13 @@ constexpr float kConv1dScale = 0.5F;               // of weights and biases, so 
 constexpr std::int64_t kSyntheticPosition = 1000;  // of the token of an update
 constexpr float kDefaultBias = -4.0F;              // softplus makes about 0.02 of it
 
-// −2^−e, where neighbouring heads have far different e of 0 to 15, the slowest first.
+// −2^−e with e from 0 to 15. Neighbouring heads have very different e, and head 0 has the slowest decay.
 float synthetic_decay(int head) {
   const int exponent = (15 + 11 * (head % 16)) % 16;
   return -std::ldexp(1.0F, -exponent);
 }
 
-// Synthetic log-decays of normal values: about as synthetic_decay().
+// Turns normal values into synthetic log-decays of about the size of synthetic_decay().
 void make_log_decays(const MutableTensorView& rows) {
   for (std::int64_t row = 0; row < rows.tokens; ++row) {
     for (std::int64_t head = 0; head < rows.heads; ++head) {
@@ -45,7 +45,7 @@ void make_log_decays(const MutableTensorView& rows) {
   }
 }
 
-// One number a head.
+// One number per head.
 std::vector<float> synthetic_heads(std::uint64_t seed, int token, int heads, float mean) {
   std::vector<float> values;
   for (int head = 0; head < heads; ++head) {

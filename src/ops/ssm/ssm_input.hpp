@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input of an SSM op: tensors in a file, or functions of a seed. Its shape and what heads have are known at once,
-// rows are read when they are asked for.
+// The input of an SSM op: tensors in a file, or functions of a seed. Its shape and the tensors with an entry per head
+// are known at once, and rows are read on request.
 #pragma once
 
 #include <cstddef>
@@ -22,10 +22,10 @@
 
 namespace ringattn {
 
-// An SSM layer as a function of a seed, over sequences of equal length, with D, z and a bias of dt. Decays are such
-// that some heads forget within a chunk, and others remember for super-segments.
+// An SSM layer as a function of a seed, over sequences of equal length, with D, z and a bias of dt. Some heads have
+// decays that forget within a chunk, and others remember for super-segments.
 struct SyntheticSsmInput {
-  bool update = false;                // one token of each sequence, from states that the seed makes, too
+  bool update = false;                // one token of each sequence, from states that also follow from the seed
   bool selective = false;             // Mamba-1: heads are channels, and head_dim is 1
   std::optional<SsmDecay> linear;     // linear attention with such a decay: groups are ignored
   bool convolution = false;           // only a convolution: heads are its channels; dims, groups and states are ignored
@@ -45,14 +45,14 @@ using SsmRequest = std::variant<FileInput, SyntheticSsmInput>;
 
 // Settings of the computation, independent of the shape.
 struct SsmNumerics {
-  std::optional<bool> softplus;  // of dt; absent: where dt has a bias
+  std::optional<bool> softplus;  // of dt; absent: if dt has a bias
   float dt_min = -std::numeric_limits<float>::infinity();
   float dt_max = std::numeric_limits<float>::infinity();
-  bool final_states = false;  // and the last tokens before a convolution
-  // Ranks of this process that open the input. More ranks allow fewer sequences and tokens (check_ssm_size()). Decides
-  // nothing else.
+  bool final_states = false;  // and the last tokens of the convolution's input
+  // Ranks of this process that open the input. With more ranks, fewer sequences and tokens are allowed
+  // (check_ssm_size()). It has no other effect.
   int ranks = 1;
-  Op op = Op::kSsd;  // of a file: kLinearAttention or any other, which its tensors tell
+  Op op = Op::kSsd;  // of a file: kLinearAttention, or any other op, which its tensors then determine
 };
 
 Op ssm_op(const SsmJob& job);
@@ -66,14 +66,14 @@ struct SsmFile {
   SsmTensors tensors;
 };
 
-// The rows of an SSM layer, one of each for every token; a convolution without an SSM layer has only x.
+// The rows of an SSM layer, each with one row per token. A convolution without an SSM layer has only x.
 enum class SsmTensorKind { kX, kDt, kB, kC, kZ };
 
 class SsmInput {
  public:
   // Throws kFile for a file that holds no SSM layer, kUsage for one that contradicts itself, kMemory for one that is
   // too large.
-  // `share`: what other ranks of this process share of the input; null: nothing.
+  // `share`: data that the ranks of this process share of the input. Null: nothing is shared.
   SsmInput(const SsmRequest& request, const SsmNumerics& numerics, std::shared_ptr<JobShare> share = nullptr);
   // Linear attention only: the scale of out, and RoPE. Throws kUsage.
   void set_scale(float scale);
@@ -82,11 +82,12 @@ class SsmInput {
 
   Op op() const { return ssm_op(job_); }
   const SsmJob& job() const { return job_; }
-  // The same with the final states wanted.
+  // The same input, with final states requested.
   SsmInput with_final_states() const;
-  // Tokens [begins, ends) of each sequence, as sequences of their own; those without a token are left out. Where they
-  // don't begin at 0, `carried` holds what all of them continue from, [sequences left, …] as carried_view() lays it
-  // out: states, or tokens where there is only a convolution. Rows are still named by the tokens of the whole.
+  // Tokens [begins, ends) of each sequence, as sequences of their own, without those that have no tokens. If they don't
+  // begin at 0, `carried` holds the data that they continue from, [remaining sequences, …] in the layout of
+  // carried_view(): states, or tokens if there is only a convolution. Rows are still identified by the tokens of the
+  // whole input.
   SsmInput part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
                 std::vector<std::byte> carried) const;
   // For each sequence: its number in the whole input, and the packed token of the whole input at which it begins.
@@ -100,16 +101,16 @@ class SsmInput {
   // Tensors with an entry per channel, as in CausalConv1dTask; empty without a convolution or its bias.
   const std::vector<float>& conv_weight() const { return conv_weight_; }
   const std::vector<float>& conv_bias() const { return conv_bias_; }
-  // The rows that a convolution is over, side by side in this order; none without one.
+  // The rows that a convolution reads, concatenated in this order. None without a convolution.
   std::vector<SsmTensorKind> convolved() const;
-  // Heads and dims of a token's rows; of z only where the spec has a gate.
+  // Heads and dims of a token's rows. z exists only if the spec has a gate.
   struct RowShape {
     std::int64_t heads = 0;
     std::int64_t dim = 0;
   };
   RowShape row_shape(SsmTensorKind rows) const;
   Dtype row_dtype(SsmTensorKind rows) const;
-  // Whether a backend makes synthetic rows as they are.
+  // Whether a backend can generate the synthetic rows directly.
   bool made_by_backend(SsmTensorKind rows) const { return seed_ && !is_log_decay(rows); }
   // The position of a sequence's first token here, for RoPE.
   std::int64_t position_of(std::size_t sequence) const {
@@ -119,21 +120,21 @@ class SsmInput {
   const std::optional<std::uint64_t>& seed() const { return seed_; }
   static SyntheticTensor synthetic(SsmTensorKind rows);
   // Fills `rows`, in host memory, with the packed tokens of `runs`. Synthetic input is made by `threads` threads.
-  // Throws kFile, and kUsage where the input is only a shape.
+  // Throws kFile, and kUsage if the input is only a shape.
   void read(SsmTensorKind which, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
-  // Fills `states` with the initial ones of these sequences, [sequences, heads, head_dim, state_dim].
+  // Fills `states` with the initial states of these sequences, [sequences, heads, head_dim, state_dim].
   void read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const;
   // Fills `halos` with the tokens before these sequences, [sequences, width − 1, channels], oldest first.
   void read_halos(std::span<const std::int32_t> sequences, std::span<std::byte> halos) const;
 
-  // How y lies in a file, and the shape of the final states there.
+  // The layout of y in a file, and the shape of the final states in the file.
   const RowGrid& y_grid() const { return y_grid_; }
   std::vector<std::int64_t> y_shape() const;
   std::vector<std::int64_t> states_shape() const;
   // Shape of the last tokens before a convolution: [sequences, channels, width − 1].
   std::vector<std::int64_t> halos_shape() const;
 
-  // As JobInput's.
+  // See JobInput.
   std::vector<FileFingerprint> fingerprints() const;
   UnreadTensors unread() const;
   // The tensors of the file that the job reads.

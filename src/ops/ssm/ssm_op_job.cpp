@@ -23,7 +23,7 @@ bool all_equal(const std::vector<std::int64_t>& lengths) {
   return std::ranges::all_of(lengths, [&](std::int64_t length) { return length == lengths.front(); });
 }
 
-// "; 3 states, 1.5 MiB sent"; empty where ranks send each other nothing.
+// "; 3 states, 1.5 MiB sent". Empty if ranks send each other nothing.
 std::string sent_text(const SsmJob& job, std::int64_t bytes) {
   const auto count = static_cast<std::uint64_t>(bytes / carried_bytes(job));
   if (count == 0) return "";
@@ -216,7 +216,7 @@ BenchJob SsmOpJob::bench_job(std::string source) const {
   BenchJob result{std::string(op()), BenchKind::kStream, job.tokens(), 0, std::ssize(job.lengths), {},
                   std::move(source)};
   if (result.batch > 0) result.seq = result.tokens / result.batch;
-  // What is computed besides the scan.
+  // The operations besides the scan.
   std::string rest;
   if (spec.decay != SsmDecay::kDt) {
     const std::string text = ringattn::describe(spec);
@@ -273,7 +273,8 @@ void SsmOpJob::check_model(const ModelComparison& compare) const {
   if (job.convolution) compare.same("the convolution's width", job.convolution->width, layer.conv_width);
 }
 
-// Fewer heads than the model's are a rank's of tensor parallelism, and which ones they are is not known.
+// If there are fewer heads than in the model, they belong to a tensor-parallel rank, and it is not known which heads
+// they are.
 void SsmOpJob::check_linear_attention(const ModelComparison& compare) const {
   const ModelLayer& layer = compare.layer();
   const SsmSpec& spec = input_.job().spec;

@@ -20,7 +20,7 @@ class SsmOpJob final : public OpJob {
   explicit SsmOpJob(SsmInput input, bool timeline = false) : input_(std::move(input)), timeline_(timeline) {}
 
   const SsmInput& input() const { return input_; }
-  // After prepare().
+  // Call it after prepare().
   PreparedSsm& prepared() { return *prepared_; }
   // The result of the last run().
   const SsmRankResult& result() const { return result_->rank; }
@@ -89,7 +89,7 @@ class SsmOpJob final : public OpJob {
   double shape_seconds_ = 0.0;  // estimated, on one rank
 };
 
-// What ring options mean for an SSM op, which has no blocks and no layout.
+// Converts ring options for an SSM op, which has no blocks and no layout.
 SsmOptions ssm_options(const Options& options, bool timeline = false);
 
 // Members of a report's "job".

@@ -43,7 +43,7 @@ class SsmPlan final : public OpPlan {
     const SsmJob& job = input_.job();
     const std::size_t budget = request_.options.memory_budget;
     check_ssm_budget(job, world, budget);
-    // The ranges of heads are those that a run chooses, which knows no measured machine.
+    // Uses the ranges of heads of a run, which does not know a measured machine.
     SsmPlanSummary summary =
         summarize_ssm_plan(job, {}, world, kernel_.get(), assumed_, conv1d_rate_,
                            [&](std::int64_t tokens) { return ssm_rate(job, choice_, *backend_, tokens); });
@@ -75,8 +75,8 @@ class SsmPlan final : public OpPlan {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<SsmKernel> kernel_;
   MachineModel assumed_;
-  double conv1d_rate_;  // operations a second
-  double factor_;       // of the given machine model, for both rates
+  double conv1d_rate_;  // operations per second
+  double factor_;       // speed relative to the default machine, for both rates
 };
 
 }  // namespace

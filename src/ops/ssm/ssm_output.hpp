@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares an SSM op's result with the output file of an earlier run of the same job, bit for bit.
+// Compares an SSM op's result bit for bit with the output file of an earlier run of the same job.
 #pragma once
 
 #include <memory>
@@ -19,14 +19,14 @@ namespace ringattn {
 
 class SsmOutputFile {
  public:
-  // Throws kFile unless the file holds y of a job of this shape and, if final_states are there, those; for only a
-  // convolution final_conv_state.
+  // Throws kFile unless the file has the y of a job of this shape and, if it has final_states, those too; for a job of
+  // conv1d only, final_conv_state.
   SsmOutputFile(const std::string& path, const SsmInput& input);
 
   bool has_carried() const { return carried_.has_value(); }
   std::vector<FileFingerprint> fingerprints() const;
-  // The first difference of this rank's part from the file's: y, [rows, heads, head_dim], of the tokens of `runs`, then
-  // what `sequences` hand on, as carried_view() has it, where the file has it. In host memory. Throws kFile.
+  // The first difference between this rank's part and the file: in y, [rows, heads, head_dim], of the tokens of `runs`,
+  // then, if the file has it, in the data that `sequences` pass on, as in carried_view(). In host memory. Throws kFile.
   std::optional<Difference> compare(std::span<const PackedRun> runs, const TensorView& y,
                                     std::span<const PackedRun> sequences, const TensorView& carried) const;
 

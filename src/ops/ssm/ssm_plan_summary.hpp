@@ -38,7 +38,7 @@ struct SsmPlanSummary {
   // Compute time of the rank with the most tokens, including its convolution. For a gated delta rule also the carry,
   // which all ranks of a sequence compute one after the other.
   double seconds = 0.0;
-  std::vector<HeadRange> ranges;  // head ranges, one after the other: each is scanned, passed on and finished
+  std::vector<HeadRange> ranges;  // head ranges that are scanned, passed on and finished one after the other
 
   const SsmMemory& max_memory() const;
   std::int64_t states_moved() const;  // number of states sent between ranks; for a job of conv1d only, of halos

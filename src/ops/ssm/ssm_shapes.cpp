@@ -22,7 +22,7 @@ std::int64_t super_segments(std::span<const std::int64_t> lengths) {
   return count;
 }
 
-// Where sequences are cut: after half of their super-segments, or at their end where they have only one.
+// The tokens at which sequences are cut: after half of their super-segments, or at their end if they have only one.
 std::vector<std::int64_t> cuts_of(std::span<const std::int64_t> lengths) {
   std::vector<std::int64_t> cuts;
   for (const std::int64_t length : lengths) {
@@ -32,7 +32,7 @@ std::vector<std::int64_t> cuts_of(std::span<const std::int64_t> lengths) {
   return cuts;
 }
 
-// The results of a shape on a rank: rows, and the data that sequences pass on, in the order of its runs.
+// The results of a shape on a rank: rows, and the data that a continuation would need, in the order of the rank's runs.
 struct Outcome {
   Buffer y;
   Buffer carried;
@@ -54,7 +54,7 @@ class Runner {
   Outcome run(const SsmShape& shape) {
     const std::unique_ptr<Transport> part = world_.split_world(shape.ranks, collective_.timeouts().for_peer());
     Outcome outcome;
-    std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
+    std::optional<Error> agreed;  // an error of all ranks of the shape; the others don't know it yet
     if (part) {
       try {
         outcome = shape.resumed ? run_resumed(shape, *part) : run_whole(shape, *part);
@@ -83,7 +83,8 @@ class Runner {
     return earliest(collective_, mine);
   }
 
-  // States that are sent in a shape; a resumed one hands on one more of each sequence that is cut, through its caller.
+  // Number of states that are sent in a shape. In a resumed shape the caller passes on one more for each sequence that
+  // is cut.
   std::int64_t states_of(const SsmShape& shape) const {
     std::int64_t states = 0;
     for (const std::vector<StateHop>& step : state_hops(layout_of(shape)).hops) {
@@ -120,7 +121,7 @@ class Runner {
     SsmRankResult first = PreparedSsm(front(), part, options_of(shape, front())).compute();
     const SsmInput second_input = rear(carried_at_cuts(part, first));
     SsmRankResult second = PreparedSsm(second_input, part, options_of(shape, second_input)).compute();
-    // The states of sequences that were cut are those of their second parts.
+    // If a sequence was cut, its states are those of its second part.
     std::vector<PackedRun> kept;
     const Buffer& carried = first.carried(input_.job());
     Buffer kept_states = allocate_host(carried.bytes());
@@ -138,11 +139,12 @@ class Runner {
                              static_cast<std::int64_t>(bytes))};
   }
 
-  // The final states of the sequences that go on, ascending: on each rank those of the sequences whose rest it begins.
+  // The final states of the sequences that continue, ascending. A rank gets those of the sequences whose second part it
+  // begins.
   std::vector<std::byte> carried_at_cuts(Transport& part, SsmRankResult& first) const {
     const Layout from = final_state_layout(ssm_layout(front().job().lengths, {}, part.size()));
     const SsmInput rest = rear({});
-    // Who goes on with each state; a sequence that ends stays where it is.
+    // The rank that continues from each state. The state of a sequence that ends stays where it is.
     std::vector<int> owners = state_owners(ssm_layout(front().job().lengths, {}, part.size())).final;
     replace(owners, rest, state_owners(ssm_layout(rest.job().lengths, {}, part.size())).initial);
     const Layout to = state_layout(owners, part.size());
@@ -160,14 +162,14 @@ class Runner {
     return carried;
   }
 
-  // Puts the owners of a part's sequences in place of those of the whole's.
+  // Replaces owners of sequences by those in a part of the input.
   static void replace(std::vector<int>& owners, const SsmInput& part, const std::vector<int>& of_part) {
     for (std::size_t i = 0; i < of_part.size(); ++i) {
       owners[static_cast<std::size_t>(part.numbers()[i])] = of_part[i];
     }
   }
 
-  // Who has each sequence's final state in a shape, as a layout of this world.
+  // The ranks that hold the sequences' final states in a shape, as a layout of this world.
   Layout states_of_ranks(const SsmShape& shape) const {
     std::vector<int> owners(cuts_.size());
     const auto add = [&](const SsmInput& input) {
@@ -183,7 +185,8 @@ class Runner {
     return state_layout(owners, world_.size());
   }
 
-  // Who has what of the whole in a shape, as a layout of this world: known on ranks that the shape leaves out, too.
+  // The ranks that hold the tokens in a shape, as a layout of this world. Ranks that are not part of the shape know it,
+  // too.
   Layout layout_of(const SsmShape& shape) const {
     RankRuns all(static_cast<std::size_t>(world_.size()));
     const auto add = [&](const SsmInput& input, std::span<const std::int64_t> begins) {

@@ -19,17 +19,17 @@ namespace ringattn {
 
 struct SsmShape {
   int ranks = 1;
-  bool in_turn = false;  // ranks have super-segments in turn, else neighbouring ones
-  // Long sequences are scanned up to a super-segment in their middle, and then from the final states of that; with only
-  // a convolution they continue from the last tokens.
+  bool in_turn = false;  // ranks get super-segments round-robin, else adjacent ones
+  // Long sequences are scanned up to a super-segment in their middle, and the rest is then scanned from these final
+  // states. If there is only a convolution, the rest continues from the last tokens.
   bool resumed = false;
 };
 
-// One for each number of ranks; where there are as many super-segments, another with runs in turn; where a sequence is
-// longer than a super-segment, two that are resumed. The first is what the others are compared with.
+// One shape for each number of ranks. If there are enough super-segments, also one with round-robin runs. If a sequence
+// is longer than a super-segment, also two that are resumed. The others are compared with the first one.
 std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input);
 
-// A super-segment of a sequence, or another `unit` of tokens, to each rank in turn.
+// Distributes super-segments of sequences, or other units of `unit` tokens, to the ranks round-robin.
 std::vector<std::vector<TokenRun>> runs_in_turn(std::span<const std::int64_t> lengths, int ranks,
                                                 std::int64_t unit = kSuperSegmentTokens);
 
@@ -38,13 +38,13 @@ Buffer interleaved_rows(const Buffer& a, std::span<const PackedRun> a_runs, cons
                         std::span<const PackedRun> b_runs, std::int64_t row_bytes);
 
 struct SsmShapeResult {
-  std::int64_t states = 0;  // that are sent from rank to rank
+  std::int64_t states = 0;  // number of states that are sent between ranks
   std::optional<Difference> difference;
 };
 
 // Runs the SSM op in every shape, in worlds split from `world`, and compares y and final states with those of the
-// first; the input wants final states. `seconds`: what it is predicted to take on one rank. The result of each shape is
-// given to `done` as soon as it is known. Collective. Throws what an SSM op throws.
+// first; the input must request final states. `seconds`: the predicted time on one rank. The result of each shape is
+// passed to `done` as soon as it is known. Collective. Throws the errors of an SSM op.
 void run_ssm_shapes(const SsmInput& input, const SsmOptions& options, std::span<const SsmShape> shapes,
                     Transport& world, double seconds,
                     const std::function<void(const SsmShape&, const SsmShapeResult&)>& done);

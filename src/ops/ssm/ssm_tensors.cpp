@@ -20,7 +20,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kMaxDims = 1 << 16;
-constexpr std::int64_t kMaxPerToken = 1 << 20;  // numbers in a token's row
+constexpr std::int64_t kMaxPerToken = 1 << 20;  // elements of a token's row
 constexpr std::int64_t kMaxDecays = 1 << 22;
 constexpr std::int64_t kNumbersAtOnce = 1 << 16;
 constexpr std::string_view kRows =
@@ -29,12 +29,12 @@ constexpr std::string_view kRows =
 constexpr std::string_view kChannelRows =
     "u and delta are [tokens, channels], B and C [tokens, state_dim], each after an axis for the batch where u has "
     "one.";
-constexpr std::string_view kConvolvedRows = "x is [tokens, channels], after an axis for the batch where it has one.";
+constexpr std::string_view kConvolvedRows = "x is [tokens, channels], with a batch axis in front if there is one.";
 constexpr std::string_view kLinearRows =
     "q and k are [tokens, heads, dim], v is [tokens, heads, dim_v], log_decay [heads], [tokens, heads] or [tokens, "
     "heads, "
     "dim], each but [heads] after an axis for the batch where v has one.";
-constexpr std::int64_t kMaxOffset = std::int64_t{1} << 60;  // positions after it must stay countable
+constexpr std::int64_t kMaxOffset = std::int64_t{1} << 60;  // so that positions after it don't overflow
 constexpr std::string_view kCumulative = "Write 0, and then the end of every sequence in packed tokens.";
 
 using Shape = std::vector<std::int64_t>;
@@ -73,7 +73,7 @@ RowGrid grid_of(const SsmTensors& found, std::int64_t heads, std::int64_t dim) {
   return {found.batched ? AxisOrder::kBthd : AxisOrder::kThd, found.x_grid.batch, found.x_grid.length, heads, dim};
 }
 
-// A tensor of few numbers as fp32, whatever it has: [rows, dim].
+// Reads a small tensor as fp32, whatever its dtype: [rows, dim].
 std::vector<float> read_fp32(const TensorSource& tensor, std::int64_t rows, std::int64_t dim) {
   const Dtype dtype = row_dtype(tensor);
   const std::int64_t most = std::max<std::int64_t>(1, kNumbersAtOnce / dim);
@@ -90,7 +90,7 @@ std::vector<float> read_fp32(const TensorSource& tensor, std::int64_t rows, std:
   return values;
 }
 
-// One number a head, where the tensor is there.
+// Reads one number per head, if the tensor exists.
 std::vector<float> read_heads(SsmTensors& found, const SafetensorsFile& file, const std::optional<std::string>& name,
                               std::string_view role, std::string_view suggestion) {
   const auto tensor = find_optional(file, name, role);
@@ -100,7 +100,7 @@ std::vector<float> read_heads(SsmTensors& found, const SafetensorsFile& file, co
   return read_fp32(*tensor, found.heads, 1);
 }
 
-// Axes, heads and dims of x or u.
+// Finds the axes, heads and dims of x or u.
 void find_shape(const SafetensorsFile& file, const Roles& roles, std::optional<AxisOrder> order, SsmTensors& found) {
   found.x = file.tensor(roles.x);
   const Shape& shape = found.x.info->shape;
@@ -126,7 +126,7 @@ void find_shape(const SafetensorsFile& file, const Roles& roles, std::optional<A
   found.x_grid = {lies, found.batched ? shape[0] : 1, shape[found.batched ? 1 : 0], found.heads, found.head_dim};
 }
 
-// B and C, which say groups and state_dim.
+// Finds B and C, which determine groups and state_dim.
 void find_groups(const SafetensorsFile& file, const InputNames& names, const Roles& roles, SsmTensors& found) {
   found.b = file.tensor(names.b.value_or("B"));
   found.c = file.tensor(names.c.value_or("C"));
@@ -207,7 +207,7 @@ std::vector<std::int64_t> find_lengths(const SafetensorsFile& file, const InputN
   return lengths;
 }
 
-// `state` makes it an update: found before the lengths.
+// Finds `state`, which makes the job an update. Called before the lengths are found.
 void find_kind_of_states(const SafetensorsFile& file, const InputNames& names, SsmTensors& found) {
   found.initial_states = find_optional(file, names.initial_states, "initial_states");
   const auto state = find_optional(file, names.state, "state");
@@ -274,7 +274,7 @@ void find_conv1d(const SafetensorsFile& file, const InputNames& names, SsmTensor
           "The rows of an SSM, and the tokens before them, have one dtype.");
 }
 
-// log_decay, whose axes say what it belongs to.
+// Finds log_decay, whose axes determine the kind of decay.
 void find_log_decays(const SafetensorsFile& file, const InputNames& names, SsmTensors& found) {
   const TensorSource tensor = file.tensor(name_in(names, "log_decay"));
   found.used.push_back(tensor);

@@ -10,7 +10,7 @@
 //   initial_states  [sequences, heads, head_dim, state_dim], optional
 //   cu_seqlens      I32 or I64 [sequences + 1], optional; also where x has a batch of 1
 //
-// Mamba-1 (selective scan), whose heads are channels of one number each:
+// Mamba-1 (selective scan), whose heads are channels with one element each:
 //
 //   u, delta, z     [tokens, channels]
 //   A               [channels, state_dim]
@@ -23,15 +23,15 @@
 //
 //   conv1d_weight   [channels, width] or [channels, 1, width]; channels as conv1d_channels() counts them
 //   conv1d_bias     [channels], optional
-//   conv_state      [sequences, channels, width − 1], or of `width`, whose last ones count; optional: the tokens before
+//   conv_state      [sequences, channels, width − 1], or of `width`, whose last ones are used; optional: earlier tokens
 //
-// known_names.hpp has other names of them.
+// known_names.hpp has other names for them.
 //
-// A convolution without an SSM layer: x, conv1d_weight and, if wanted, the two after it, and no dt. x is [tokens,
-// channels] then.
+// A convolution without an SSM layer has x, conv1d_weight and, optionally, the two tensors after it, but no dt. x is
+// then [tokens, channels].
 //
-// One token of each sequence (an update) instead of whole ones: `state`, shaped as initial_states, which it replaces.
-// Then the tokens of x, or of u, are the sequences; or it has a batch of sequences of one token.
+// An update has one token per sequence instead of whole sequences: `state`, with the shape of initial_states, replaces
+// these. The tokens of x or u are then the sequences, or x has a batch of sequences of one token.
 //
 // Linear attention (SsmTensors::decay), by the names of its formula:
 //
@@ -42,8 +42,7 @@
 //   q_offset        I32 or I64 [sequences], optional, for RoPE only: positions of the sequences' first tokens
 //   cu_seqlens      as above
 //
-// Rows and conv_state have one dtype. Log-decays may have another one. A, D, biases and states may have another; they
-// are computed with in fp32.
+// Rows and conv_state have one dtype. Log-decays, A, D, biases and states may have others; they are converted to fp32.
 #pragma once
 
 #include <cstdint>
@@ -59,9 +58,9 @@ namespace ringattn {
 
 struct SsmTensors {
   bool selective = false;
-  bool conv1d_only = false;  // a convolution, of a `selective` one's channels
+  bool conv1d_only = false;  // only a convolution; `selective`: over the channels of u
   bool update = false;
-  SsmDecay decay = SsmDecay::kDt;  // the others: linear attention, with v as x, k as b, q as c, log_decay as a or dt
+  SsmDecay decay = SsmDecay::kDt;  // others: linear attention, with v as x, k as b, q as c, log_decay as a or dt
   Dtype dtype = Dtype::kBf16;
   int heads = 0;  // or channels
   int head_dim = 1;
@@ -85,22 +84,22 @@ struct SsmTensors {
   std::vector<TensorSource> used;
 };
 
-// Whether the file has log-decays, or a tensor is named as them: attention with a state, whose op is not attention.
+// Whether the file has log-decays, or a tensor is named as them: a file of attention with a state, not of op attention.
 bool holds_log_decays(const TensorFile& opened);
-// Whether it is linear attention: q, k, v and log_decay, and no beta, which the gated delta rule has.
+// Whether the file is one of linear attention: q, k, v and log_decay, but no beta, which the gated delta rule has.
 bool holds_linear_attention(const TensorFile& opened);
 // Throws as find_ssm().
 SsmTensors find_linear_attention(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order);
 
-// Whether the input is an SSM layer: its tensors are named, or x and dt, or u and delta are there while nothing of
-// another op was named; or one of these is, and no q. Throws kFile where q is there besides and nothing says which is
-// meant.
+// Whether the input is an SSM layer: its tensors are named; or the file has x and dt, or u and delta, while no tensor
+// of another op is named; or it has one of these, and no q. Throws kFile if it also has q and the names do not select
+// one of them.
 bool holds_ssm(const SafetensorsFile& file, const InputNames& names);
-// Whether it is a convolution without an SSM layer.
+// Whether the file has a convolution without an SSM layer.
 bool holds_conv1d(const SafetensorsFile& file, const InputNames& names);
 
-// `order`: kThd, kBthd, or by the number of axes. Throws kFile, naming the tensor, its shape and what it disagrees
-// with, and kUsage for another order.
+// `order`: kThd or kBthd; absent: by the number of axes. Throws kFile, naming the tensor, its shape and what
+// contradicts it, and kUsage for another order.
 SsmTensors find_ssm(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order);
 
 // The initial states of these sequences, [sequences, heads, head_dim, state_dim]. Throws kFile.

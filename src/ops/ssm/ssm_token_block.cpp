@@ -10,7 +10,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kConv1dTolerance = 1e-6;  // what fp32 may lose of a convolution's terms
+constexpr double kConv1dTolerance = 1e-6;  // allowed fp32 error of a convolution's terms
 
 }  // namespace
 
@@ -98,14 +98,14 @@ Rounded SsmTokenBlock::taken(SsmTensorKind which, std::int64_t token, int head, 
   double magnitude = std::abs(sum);
   for (int k = 0; k < spec.width; ++k) {
     const std::int64_t from = token - spec.halo_tokens() + k;
-    const std::int64_t missing = first_ - before_ - from;  // tokens before those that were read
+    const std::int64_t missing = first_ - before_ - from;  // tokens before the ones that were read
     const double value = missing <= 0 ? at(which, from, head, dim) : in_halo(spec.halo_tokens() - missing, channel);
     const double term = value * static_cast<double>(conv_weight_[static_cast<std::size_t>(channel * spec.width + k)]);
     sum += term;
     magnitude += std::abs(term);
   }
   const double y = spec.silu ? sum / (1.0 + std::exp(-sum)) : sum;
-  // A job's own rounding is allowed wherever y is compared.
+  // For a job of conv1d only, the rounding of y is allowed where y is compared.
   const double rounding = job_.conv1d_only ? 0.0 : rounding_error(spec.dtype, y);
   return {y, rounding + kConv1dTolerance * magnitude};
 }

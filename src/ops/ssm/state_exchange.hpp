@@ -33,8 +33,8 @@ struct StateSize {
 
 class StateExchange {
  public:
-  // Allocates the buffers. `hops`, `transport` and `ranges`, the head ranges that are sent separately, outlive the
-  // object. `what` is sent, in messages.
+  // Allocates the buffers. `hops`, `transport` and `ranges` (the head ranges that are sent separately) outlive the
+  // object. `what`: the name of what is sent, for messages.
   StateExchange(const StateSize& state, const StateHops& hops, std::span<const HeadRange> ranges, Transport& transport,
                 Backend& backend, std::string_view what = "states");
 
@@ -43,8 +43,8 @@ class StateExchange {
 
   // Announces the receive buffers to the peers. Collective.
   void announce(const Deadline& deadline);
-  // The same, and creates the channels of device memory: states are few and small, so creating one for the first of
-  // them would dominate its latency.
+  // The same, and creates the channels of device memory. States are few and small, so the creation of a channel would
+  // dominate the latency of the first one.
   void connect(const Collective& collective, Backend& backend);
 
   // Number of exchanges of a head range.

@@ -191,7 +191,7 @@ TEST(KeyPositions, BadOnesAreRefusedByIndex) {
     return rows;
   };
   EXPECT_NE(
-      text_of(with(7, 2), 2).find("k_positions [3, 1] is 2 (the key before it, of sequence 1 and head 1, stands at 2)"),
+      text_of(with(7, 2), 2).find("k_positions [3, 1] is 2 (the key before it, of sequence 1 and head 1, is at 2)"),
       std::string::npos)
       << text_of(with(7, 2), 2);
   EXPECT_NE(text_of(with(8, 6), 2).find("k_positions [4, 0] is 6"), std::string::npos);

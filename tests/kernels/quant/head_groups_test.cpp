@@ -209,10 +209,10 @@ TEST(HeadGroupFormat, MethodsNameTheHeads) {
   EXPECT_NE(refused("lowrank:heads=3").find("groups of 3 of 8 heads"), std::string::npos);
   // Must be refused at once: trying ranks for this many heads would take hours and exceed memory.
   EXPECT_NE(refused("lowrank:heads=2147483647").find("groups of 2147483647 of 8 heads"), std::string::npos);
-  EXPECT_NE(refused("lowrank:heads=0").find("\"heads=0\" is no option of lowrank"), std::string::npos);
-  EXPECT_NE(refused("lowrank:rank=8").find("\"rank=8\" is no option of lowrank"), std::string::npos);
-  EXPECT_NE(refused("lowrank:").find("\"\" is no option of lowrank"), std::string::npos);
-  EXPECT_NE(refused("int4:heads=2").find("\"heads=2\" is no option of int4"), std::string::npos);
+  EXPECT_NE(refused("lowrank:heads=0").find("\"heads=0\" is not an option of lowrank"), std::string::npos);
+  EXPECT_NE(refused("lowrank:rank=8").find("\"rank=8\" is not an option of lowrank"), std::string::npos);
+  EXPECT_NE(refused("lowrank:").find("\"\" is not an option of lowrank"), std::string::npos);
+  EXPECT_NE(refused("int4:heads=2").find("\"heads=2\" is not an option of int4"), std::string::npos);
   for (const auto& [heads, dim] : std::vector<std::pair<int, std::int64_t>>{
            {-2, 64}, {0, 64}, {2, 0}, {2, -64}, {2, 2147483640}, {2147483647, 8}}) {
     const RowShape odd{Dtype::kBf16, heads, dim};

@@ -276,11 +276,11 @@ TEST(CacheTensors, AreRefusedWithTheTensorsName) {
          t["q"].shape = {3, 4, 16};
          t["q"].bytes.resize(3 * 4 * 16 * 2);
        }},
-      {"stands beside a paged cache",
+      {"is given with a paged cache",
        [](NamedTensors& t) {
          t["cu_seqlens_k"] = long_list({0, 1, 2, 3, 4});
        }},
-      {"stands beside a paged cache",
+      {"is given with a paged cache",
        [](NamedTensors& t) {
          t["q_offset"] = long_list({0, 1, 2, 3});
        }},

@@ -192,11 +192,11 @@ TEST(LayerWeights, OtherFormatsAreRefusedByName) {
   int8_layer(int8, kPrefix, 24, 256);
   plain.set_zeros(kPrefix + "weight", FileDtype::kBf16, {24, 256});
   const std::pair<const LayerFile*, Refusal> refusals[] = {
-      {&plain, {"bitsandbytes, 4 bits", only("weight.absmax", FileDtype::kF32, {96}), "it is of bitsandbytes"}},
-      {&int8, {"bitsandbytes, 8 bits", only("SCB", FileDtype::kF32, {24}), "it is of bitsandbytes (LLM.int8)"}},
-      {&plain, {"torchao", only("_weight_qdata", FileDtype::kI8, {24, 256}), "it is of torchao"}},
+      {&plain, {"bitsandbytes, 4 bits", only("weight.absmax", FileDtype::kF32, {96}), "it belongs to bitsandbytes"}},
+      {&int8, {"bitsandbytes, 8 bits", only("SCB", FileDtype::kF32, {24}), "it belongs to bitsandbytes (LLM.int8)"}},
+      {&plain, {"torchao", only("_weight_qdata", FileDtype::kI8, {24, 256}), "it belongs to torchao"}},
       {&plain, {"fp8 blocks", only("weight_scale_inv", FileDtype::kF32, {1, 2}), "fp8 weights"}},
-      {&plain, {"scales of float", only("weight_scale", FileDtype::kF32, {24, 1}), "stands beside it"}},
+      {&plain, {"scales of float", only("weight_scale", FileDtype::kF32, {24, 1}), "the file also has"}},
       {&int8, {"a fixed scale of x", only("input_scale", FileDtype::kF32, {1}), "each row of x has its own"}},
       {&int8, {"asymmetric int8", only("weight_zero_point", FileDtype::kI8, {24, 1}), "have no zero points"}},
       {&int8, {"int8 in groups", only("weight_scale", FileDtype::kF32, {24, 2}), "one scale for each of 24 rows"}},

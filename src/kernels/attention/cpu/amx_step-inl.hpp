@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Online softmax step for one key tile by AMX tiles, for bf16. The formulas and the softmax offset are those of
-// tile_step-inl.hpp. The arithmetic is a target of its own:
+// tile_step-inl.hpp. The arithmetic differs from that of other targets:
 //   S = Q · Kᵀ    TDPBF16PS over head_dim, 32 dims at a time: two chains of 16 fused multiply-adds from zero, of even
 //                 dims and of odd ones; their sum is added to S
 //   p = 2^((S · softmax_scale − offset) · log₂ e), of degree 5; below 2^−126 p is 0, except in a tile with a value that
 //                 is not finite, where p is at least 2^−100 (math-inl.hpp has the reason)
 //   l             sums of p in fp32, in 16 lanes and then pairwise
 //   O ← O + P · V TDPBF16PS over keys, 32 at a time, with p rounded to bf16 (to nearest even)
-// As the tile unit does, the step treats subnormals as zero. A product with p = 0 adds +0, so 32 masked keys may be
-// skipped or not: at most the sign of a zero of O could tell, and rows that see a part of a tile add +0 at its end.
+// Like the tile unit, the step treats subnormals as zero. A product with p = 0 adds +0, so a group of 32 masked keys
+// may be multiplied or skipped: that could only affect the sign of a zero of O, and rows that see a part of a tile add
+// +0 at its end.
 //
-// The tile unit can work beside the vector units: it computes S of a block of rows and P · V of the block two before,
-// and the vector units P of the block between them. Their instructions alternate, 2 or 4 tile products and then one or
-// two rows, so that the core's window holds both. Measured, that saves about 8 % at head_dim 128
+// The tile unit can work in parallel with the vector units: while it computes S of one block of rows and P · V of the
+// block two before that, the vector units compute P of the block between them. Their instructions alternate, 2 or 4
+// tile products and then one or two rows, so that the core's window holds both. This saves about 8 % at head_dim 128
 // (bench/notes/attention-portable.md).
 #if defined(RINGATTN_KERNELS_CPU_AMX_STEP_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_AMX_STEP_INL_HPP_
@@ -36,7 +37,7 @@
 #if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX3
 #define RINGATTN_HAVE_AMX_STEP
 
-// g++ 12 warns of its own intrinsics' undefined operands, as Highway's headers know.
+// g++ 12 warns about undefined operands in its own intrinsics. Highway's headers disable the same warning.
 HWY_DIAGNOSTICS(push)
 HWY_DIAGNOSTICS_OFF(disable : 4701, ignored "-Wmaybe-uninitialized")
 
@@ -49,7 +50,7 @@ inline constexpr int kScoreColumns = kKeyTile + 16;
 inline constexpr std::size_t kScoreStride = kScoreColumns * sizeof(float);
 
 struct alignas(64) AmxScratch {
-  float scores[2][kAmxRowBlock][kScoreColumns];  // S of two blocks. P in bf16 takes the first half of its place.
+  float scores[2][kAmxRowBlock][kScoreColumns];  // S of two blocks; P in bf16 overwrites the first half of a block
   float lanes[kAmxRowBlock][kTileColumns];       // per row: maxima, then sums
   float softmax_offset[kAmxRowBlock];
   float scale[kAmxRowBlock];
@@ -85,7 +86,7 @@ HWY_INLINE __m512 amx_weight(__m512 x) {
   return _mm512_maskz_mov_ps(kept, amx_exp2(_mm512_max_ps(_mm512_set1_ps(-100.0F), x)));
 }
 
-// One block of rows on its way through the step.
+// A block of rows that is in the step's pipeline.
 struct AmxBlock {
   RowBlock rows;
   int begin_group = 0;  // groups of 32 keys that some row sees
@@ -96,7 +97,7 @@ struct AmxBlock {
   int groups() const { return end_group - begin_group; }
 };
 
-// What a call has in common.
+// Values that all blocks of a call share.
 struct AmxCall {
   const TileShape& shape;
   const RowBatch& batch;
@@ -106,7 +107,7 @@ struct AmxCall {
   bool bounded;          // some visible value is not finite
   std::size_t q_stride;  // in floats
   std::size_t o_stride;
-  // Scores are scaled where their weights are computed, unless this is not monotonic.
+  // Scores are scaled when their weights are computed, unless scaling is not monotonic.
   bool scales_first;
   mutable TilePrefetcher prefetcher;
 

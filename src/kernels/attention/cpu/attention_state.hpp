@@ -47,7 +47,7 @@ void merge_row(const AttentionSpec& spec, const TileOps& ops, const AttentionSta
 // The partial of everything that the row has attended to. Merges the current split if there are merged ones.
 Partial merge_all(const AttentionSpec& spec, const TileOps& ops, AttentionState& row);
 
-// Replaces NaN by one canonical NaN, because the compiler chooses which NaN an operation on two of them gives.
+// Replaces any NaN by one canonical NaN. If both operands are NaN, the compiler decides which of them the result is.
 float one_nan(float x);
 
 // out ← acc · scale / sum, one rounding to `dtype`, with one canonical NaN. acc: [count], not aligned. Vectorized, and

@@ -149,7 +149,8 @@ class CpuAttention final : public AttentionKernel {
     const std::int64_t min_rows =
         std::min<std::int64_t>(max_rows, std::max(1, ops_.row_block * spec_.kv_heads / spec_.heads));
     const std::int64_t limit = std::clamp<std::int64_t>(rows * spec_.kv_heads / (4 * threads_), min_rows, max_rows);
-    // Equal work tiles, and up to twice as many if the busiest thread then has a smaller share.
+    // Work tiles of equal size: as few as possible, or up to twice as many if the busiest thread then has a smaller
+    // share.
     const auto busiest = [&](std::int64_t tiles) { return ceil_div(tiles * spec_.kv_heads, threads_); };
     const std::int64_t fewest = ceil_div(rows, limit);
     std::int64_t tiles = fewest;
@@ -196,11 +197,11 @@ double cpu_attention_speed(const AttentionSpec& spec, const Backend& backend, st
   const auto& cpu = static_cast<const CpuBackend&>(backend);
   const TileOps& ops = cpu.attention_ops(spec.dtype);
   const bool amx = ops.q_per_float > 1;
-  // The softmax of a tile takes the same time whatever the dims: it is the smaller part, the more dims there are.
+  // The softmax of a tile takes the same time for all dims, so it is a smaller part of the time with more dims.
   const double dims = 0.5 * (spec.head_dim + spec.head_dim_v);
   const double dim_factor = amx ? std::clamp(std::pow(dims / 128.0, 0.34), 0.5, 1.4) : dims < 128.0 ? 0.95 : 1.0;
-  // Little work leaves threads idle at the end, and packs tiles for few rows: as much time is lost as so many queries
-  // of 8 heads take. Rates are those of 32k such queries.
+  // With little work, threads are idle at the end, and tiles are packed for few rows. The time lost is that of `lost`
+  // queries of 8 heads. Rates were measured with 32k such queries.
   const double lost = amx ? 275.0 + 32.0 * cpu.threads() : 200.0;
   constexpr double kMeasured = 32768.0;
   const double n = static_cast<double>(tokens) * std::max(1, spec.heads) / 8.0;

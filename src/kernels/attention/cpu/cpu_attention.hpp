@@ -15,8 +15,8 @@ namespace ringattn::cpu {
 // What `spec` requires and the kernel does not support (KernelRow::missing).
 std::vector<std::string> cpu_attention_missing(const AttentionSpec& spec);
 
-// Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend(): of bf16 with 128 dims, and
-// for a spec where `tokens` queries are computed (KernelRow::spec_flops_per_second).
+// Default speed estimates in flop/s, for all threads of a backend from make_cpu_backend(): for bf16 with 128 dims, and
+// for a given spec if `tokens` queries are computed (KernelRow::spec_flops_per_second).
 double cpu_attention_speed(const Backend& backend);
 double cpu_attention_speed(const AttentionSpec& spec, const Backend& backend, std::int64_t tokens);
 

@@ -39,7 +39,7 @@ void pack_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTas
   ops.pack(shape_of(spec), k, v, keys, tile);
 }
 
-constexpr int kOutputRowsAhead = 6;  // finish() prefetches so far ahead
+constexpr int kOutputRowsAhead = 6;  // finish() prefetches this many rows ahead
 
 // One head work tile during a task.
 class WorkTileAttention {
@@ -222,8 +222,8 @@ class WorkTileAttention {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(ratio_) + static_cast<std::size_t>(head_of_tile);
   }
   std::int64_t head(int head_of_tile) const { return std::int64_t{first_head_} + head_of_tile; }
-  // Requests the cache lines of a row. Rows lie a page apart, and stores retire in order, so each would wait for them.
-  // Always inlined: g++ 12 drops calls of a function that only prefetches.
+  // Requests the cache lines of a row. Output rows lie a page apart and stores retire in order, so without it each
+  // store would wait for its cache line. Always inlined: g++ 12 drops calls of a function that only prefetches.
   [[gnu::always_inline]] void prefetch_output(const AttentionOutput& output, std::int64_t row) const {
     constexpr std::size_t kLine = 64;
     const std::size_t bytes = static_cast<std::size_t>(spec_.head_dim_v) * size_of(spec_.dtype);

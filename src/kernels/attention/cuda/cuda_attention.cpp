@@ -106,7 +106,7 @@ class CudaAttention final : public AttentionKernel {
     check_attention_task(spec_, key_tile(), task);
     if (reinterpret_cast<std::uintptr_t>(task.state) % kStateAlignment != 0) {
       fail(ErrorCode::kInternal, "an attention task's state is not aligned",
-           fmt::format("it must lie at a multiple of {} bytes", kStateAlignment));
+           fmt::format("its address must be a multiple of {} bytes", kStateAlignment));
     }
     if (progress) progress();
     if (task.q.tokens == 0 || (task.finish == nullptr && !task.save)) return;

@@ -2,7 +2,7 @@
 // Compiled once for every SIMD target: Highway includes this file again for each of them.
 #include "kernels/attention_backward/cpu/backward_ops.hpp"
 
-// As in tile_ops.cpp.
+// The same SIMD targets as in common/cpu/tile_ops.cpp.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention_backward/cpu/backward_ops.cpp"

@@ -18,7 +18,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// exp(sink − LSE) · −delta; 0 where the sink has no weight, also for a row without any score.
+// exp(sink − LSE) · −delta. 0 if the sink has no weight, and for a row without any score.
 float sink_term(float sink, float lse, float delta) {
   if (sink == -kInfinity || lse == -kInfinity) return 0.0F;
   return one_nan(-static_cast<float>(std::exp(static_cast<double>(sink) - static_cast<double>(lse))) * delta);

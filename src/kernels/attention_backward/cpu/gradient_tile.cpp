@@ -83,7 +83,8 @@ class GradientTile {
         sequence_(sequence) {}
   ~GradientTile() = default;
 
-  // The tokens of the other side that the row at `position` sees or is seen by, and their tiles.
+  // For dQ, the keys that the query at `position` sees; for dK and dV, the queries that see the key there. Also their
+  // tiles.
   virtual KeyRange columns_of_row(std::int64_t position) const = 0;
   virtual TileRange tiles_of_columns(const KeyRange& columns) const = 0;
   virtual TileColumns columns_of_tile(std::int64_t tile) const = 0;
@@ -158,7 +159,7 @@ class GradientTile {
     for (int head = 0; head < tile_heads_; ++head) {
       if (checkpoint.should_stop()) return false;
       bool packed = false;
-      // The rows are consecutive, except where rows between them see nothing.
+      // The rows that see the tile are consecutive, unless rows between them see no tile at all.
       for (int last = 0; last < rows_;) {
         const auto first = static_cast<int>(std::find_if(ranges + last, ranges + rows_, sees) - ranges);
         last = static_cast<int>(std::find_if_not(ranges + first, ranges + rows_, sees) - ranges);
@@ -194,7 +195,7 @@ class GradientTile {
     ops_.add(shape(), scratch_.tile, rows, scratch_.scores, scratch_.dp);
   }
 
-  // Calls visit(current, closed, dim) for dX and, where there is one, dY of a row.
+  // Calls visit(current, closed, dim) for dX of a row and, for dK and dV, for dY.
   template <typename Visit>
   void for_each_sum(std::size_t at, Visit visit) const {
     visit(scratch_.dx + at * dx_stride(), scratch_.closed_dx + at * dx_stride(), spec_.head_dim);

@@ -48,7 +48,8 @@ struct GradientScratch {
   float* y = nullptr;      // [stacked, head_dim_v]
   float* lse2 = nullptr;   // [stacked], dQ
   float* delta = nullptr;  // [stacked], dQ
-  // Sums of the current split, 0 if there are none, and of the splits before it, if kHasClosed.
+  // dx, dy: sums of the current split, 0 if there is none. closed_dx, closed_dy: sums of the splits before it, valid if
+  // the row's flags have kHasClosed.
   float* dx = nullptr;         // [stacked, row_stride(head_dim)]
   float* dy = nullptr;         // [stacked, row_stride(head_dim_v)]; null for dQ
   float* closed_dx = nullptr;  // as dx

@@ -10,8 +10,8 @@ namespace ringattn::cuda {
 
 namespace {
 
-// dS of a chunk: at most 2.25 GiB, of which 2 GiB are those of kChunkRows and one KV split. 16 heads of 16k causal
-// tokens are two chunks.
+// Limit for the dS of a chunk: 2.25 GiB, of which kChunkRows and one KV split take 2 GiB. 16 heads of 16k causal tokens
+// take two chunks.
 constexpr std::int64_t kMaxDsTiles = std::int64_t{9} << 15;
 constexpr std::int64_t kChunkRows = std::int64_t{1} << 17;
 // With one KV split, four heads are 256 work tiles of dK and dV, and on the diagonal the longest of them is as long as
@@ -19,7 +19,7 @@ constexpr std::int64_t kChunkRows = std::int64_t{1} << 17;
 constexpr int kMinChunkHeads = 4;
 // Sums of dK and dV that are kept for all keys of a sequence: 512 MiB.
 constexpr std::int64_t kMaxDkvSumFloats = std::int64_t{1} << 27;
-// Work tiles of dK and dV for each multiprocessor, in quarters, from which storing dS is faster.
+// Storing dS is faster from this many work tiles of dK and dV per multiprocessor on, counted in quarters.
 constexpr std::int64_t kMinWorkQuarters = 7;
 // For tests.
 constexpr std::int64_t kSmallMaxDsTiles = std::int64_t{9} << 11;
@@ -125,7 +125,7 @@ bool BackwardChunker::cut(const DqTask& dq, const DkvTask& dkv, const ChunkLimit
 bool BackwardChunker::find_parts(const DqTask& dq, const DkvTask& dkv) {
   if (dq.resume || dq.save || dkv.resume || dkv.save || dq.dq == nullptr || dkv.dk == nullptr) return false;
   parts_.assign(dq.sequences.size(), {});
-  // Whether each sequence has one of the runs at most.
+  // Returns whether each sequence has at most one of the runs.
   const auto find = [this](const auto& runs, auto member) {
     return std::all_of(runs.begin(), runs.end(), [&](const auto& run) {
       auto& found = parts_[static_cast<std::size_t>(run.sequence)].*member;
@@ -151,7 +151,7 @@ bool BackwardChunker::find_parts(const DqTask& dq, const DkvTask& dkv) {
   return true;
 }
 
-// Whether the chunks would have work tiles enough.
+// Returns whether every sequence can be cut and the chunks would have enough work tiles.
 bool BackwardChunker::can_cut(const DqTask& dq, const ChunkLimits& limits) const {
   std::int64_t key_tiles = 0;
   for (std::size_t s = 0; s < parts_.size(); ++s) {
@@ -185,7 +185,7 @@ std::int64_t BackwardChunker::count_pairs(const BackwardSequence& sequence, cons
   return pairs;
 }
 
-// All those of a sequence.
+// Counts all pairs of a sequence.
 std::int64_t BackwardChunker::count_pairs(const Part& part, const BackwardSequence& sequence) const {
   if (part.query_tiles == nullptr) return 0;
   const Interval queries{part.query_tiles->first_tile, part.query_tiles->first_tile + part.query_tiles->tiles};

@@ -16,21 +16,22 @@
 
 namespace ringattn::cuda {
 
-// Sizes and memory of chunks. The sums have no open part. All 0: dS is not stored.
+// Sizes and memory of chunks. Chunks end where splits end, so their sums never stop within a split. All 0: dS is not
+// stored.
 struct ChunkLimits {
-  std::int64_t rows = 0;            // (query, head) of a chunk that does not have all of their keys
-  int kv_heads = 0;                 // at least, of a chunk of a part of a sequence
-  std::int64_t key_tiles = 0;       // at least, of all KV heads of the tasks; with fewer, they are not cut
-  std::int64_t ds_tiles = 0;        // dS of kBackwardTile keys, kBackwardTile positions and one query head
+  std::int64_t rows = 0;            // (query, head) rows of a chunk that does not have all of their keys
+  int kv_heads = 0;                 // minimum for a chunk of a part of a sequence
+  std::int64_t key_tiles = 0;       // minimum over all KV heads of the tasks; tasks with fewer are not cut
+  std::int64_t ds_tiles = 0;        // tiles of dS: kBackwardTile keys, kBackwardTile positions, one query head
   std::int64_t dq_sum_floats = 0;   // [positions, heads, head_dim]
   std::int64_t dkv_sum_floats = 0;  // [keys, KV heads, head_dim + head_dim_v]
 };
-// The chunks of any tasks within `limits`. None where two calls are faster: where chunks would keep few multiprocessors
-// busy, as two calls share the splits of a key tile among CTAs.
+// The limits for chunks of any tasks within `limits`. All 0 if two separate calls are faster, because chunks would keep
+// few multiprocessors busy, while separate calls share the splits of a key tile among CTAs.
 ChunkLimits chunk_limits(const AttentionSpec& spec, const BackwardLimits& limits, int multiprocessors);
 
 struct BackwardChunk {
-  int first_kv_head = 0;  // where the tensors of the tasks begin; row stats have all heads
+  int first_kv_head = 0;  // first KV head of the tasks' tensors; row stats have all heads
   int kv_heads = 0;
   DqTask dq;  // without stats
   DkvTask dkv;
@@ -49,7 +50,7 @@ class BackwardChunker {
 
  private:
   struct Tasks;
-  // What the tasks have of one sequence; null: nothing.
+  // The runs of one sequence in the tasks. Null: none.
   struct Part {
     const QueryRun* queries = nullptr;
     const QueryRun* keys = nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters that the CUDA kernels of dQ and of dK and dV have in common: the tables of a BackwardTask as they lie in
-// device memory, and where sums are kept. Both kernels see the same picture. A gradient has rows (dQ: queries, dK and
-// dV: keys), and each row adds up tiles of the other side (dQ: keys, dK and dV: queries).
+// Parameters shared by the CUDA kernels of dQ and of dK and dV: the tables of a BackwardTask in device memory, and the
+// addresses of sums. Both kernels use the same terms: a gradient has rows (dQ: queries, dK and dV: keys), and each row
+// adds up tiles of the other side (dQ: keys, dK and dV: queries).
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct RowTile {
   static constexpr std::int32_t kStaysOpen = 4;
 };
 inline constexpr int kRowTilesOfPair = 2;
-// Launches of a task's kernels: of dK and of dV where these have a kernel each.
+// Maximum number of launches for a task: dK and dV may have a kernel each.
 inline constexpr int kBackwardCounters = 2;
 
 // Head tiles of a sequence that a CTA computes together, for each KV head: one or two, or up to four in the GEMM that
@@ -46,8 +46,8 @@ struct RowTilePair {
   std::int32_t run_begin, run_end;    // BackwardTables::runs of the sequence
   std::int32_t other_end;             // where the other side's rows end, counted from its tile 0
   std::int32_t split_phase;           // tile t belongs to split (t + split_phase) / tiles_per_split
-  // kNoPartial, or the number of the pair's partial sums: its tiles are those of one split, whose sums are kept apart,
-  // and merge_partials() adds them to those of the rows' other splits.
+  // kNoPartial, or the number of the pair's partial sums. Such a pair has the tiles of one split only. Its sums are
+  // stored separately, and merge_partials() adds them to those of the rows' other splits.
   std::int32_t partial;
 
   static constexpr std::int32_t kNoPartial = -1;
@@ -75,7 +75,7 @@ struct OtherTile {
   const float* stats;  // row stats of its source; null for keys
   std::int64_t row;    // in its source, of the tile's row 0, which may not be present
   std::int32_t source;
-  std::int32_t begin, end;  // rows [begin, end) are the sequence's; the memory of the others is not
+  std::int32_t begin, end;  // rows of the sequence; the memory of the others belongs to something else
 };
 
 // dS that the dK/dV kernel stores in the input dtype, so that dQ = dS · K is one GEMM. A tile has kBackwardTile keys,
@@ -88,8 +88,8 @@ struct DsSpill {
 };
 inline constexpr int kDsTileBytes = kBackwardTile * kBackwardTile * 2;
 
-// Where dS of kBackwardTile keys is. Tiles of queries are counted from position 0: tile t holds positions
-// [t, t + 1) · kBackwardTile. Its head `member` of the group is in tile `first` + t · group + member of the KV head.
+// Location of the dS of kBackwardTile keys. Tiles of queries are counted from position 0: tile t holds positions [t, t
+// + 1) · kBackwardTile. For head `member` of the group, it is tile `first` + t · group + member of the KV head.
 struct alignas(16) DsOfKeys {
   std::int32_t first;
   std::int32_t begin, end;  // tiles of queries that see the keys; all other pairs have no dS
@@ -114,8 +114,8 @@ struct BackwardTables {
   std::int32_t left, right;  // a row at offset x sees the other side's rows x − left … x + right
 };
 
-// Sums of a row and head are `width` floats, in the kernel's own order. The state has a closed sum, then an open one
-// where tasks may end within splits.
+// Sums of a row and head are `width` floats, in an order that each kernel chooses. The state has a closed sum (of
+// finished splits) and, if tasks may end within splits, an open sum (of the unfinished split) after it.
 struct BackwardSums {
   float* state;              // [rows, heads, sums_of_row, width]; null: neither resumed nor saved
   std::int32_t sums_of_row;  // 1 or 2
@@ -132,7 +132,7 @@ struct BackwardGradient {
   bool in_pairs;  // pairs of elements are aligned
 };
 
-// What the kernels of dQ and of dK and dV read.
+// Parameters that the kernels of dQ and of dK and dV share.
 struct BackwardCommon {
   BackwardTables tables;
   BackwardSums sums;

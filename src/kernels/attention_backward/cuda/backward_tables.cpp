@@ -188,7 +188,7 @@ void BackwardTableBuilder::add_tiles(const BackwardTask& task, const BackwardSha
   }
 }
 
-// Gives the dS of a sequence's row tiles of keys its place.
+// Assigns places in the DsSpill to the dS of a sequence's row tiles of keys.
 void BackwardTableBuilder::place_ds(int group, std::int32_t sequence, std::int64_t origin, std::size_t first_row_tile) {
   const auto first_tile = static_cast<std::int32_t>(floor_quotient(origin, kBackwardTile));
   for (std::size_t i = first_row_tile; i < row_tiles_.size(); ++i) {
@@ -242,7 +242,7 @@ RowTile BackwardTableBuilder::row_tile(const BackwardTask& task, const BackwardS
   tile.offset = narrow(tile_begin);
   tile.valid_begin = static_cast<std::int32_t>(std::max(begin - tile_begin, std::int64_t{0}));
   tile.valid_end = static_cast<std::int32_t>(std::min(begin + rows.rows - tile_begin, std::int64_t{kBackwardTile}));
-  // The tiles are those of all of the sequence's rows in the row tile, wherever their gradients are computed.
+  // The range of tiles follows from all of the sequence's rows in the row tile, including rows of other ranks.
   const std::int64_t first = std::max(tile_begin, sequence.row_begin);
   const std::int64_t last = std::min(tile_begin + kBackwardTile, sequence.row_end) - 1;
   KeyRange seen = Visibility(mask, sequence.other_end).keys(first, last);
@@ -303,7 +303,7 @@ void BackwardTableBuilder::pair_up(const BackwardShape& shape, const Sequence& s
     pair.begin_tile = first.begin_tile;
     pair.end_tile = first.end_tile;
     for (std::size_t other = n + 1; pair.count < shape.head_tiles && other < head_tiles; ++other) {
-      // Row tiles without common tiles would only wait for each other's.
+      // Row tiles without common tiles would only wait for each other's tiles.
       const RowTile& next = row_tiles_[first_row_tile + other / group];
       if (std::max(pair.begin_tile, next.begin_tile) >= std::min(pair.end_tile, next.end_tile)) break;
       ++pair.count;
@@ -334,7 +334,8 @@ void BackwardTableBuilder::share_splits(const BackwardShape& shape, int kv_heads
   const std::size_t count = pairs_.size() * heads;
   const auto ctas = static_cast<std::size_t>(shape.ctas);
   if (shape.partials == 0 || count == 0 || count >= 2 * ctas) return;
-  // CTAs take work longest first: the shortest of at most two for each CTA follow the longest, in reverse order.
+  // CTAs take the longest work first. With at most two items per CTA, the shortest ones follow the longest, in reverse
+  // order.
   const auto tiles_of_work = [&](std::size_t n) { return std::int64_t{pairs_[n / heads].tiles}; };
   std::int64_t all = 0, longest = 0;
   for (std::size_t n = 0; n < count; ++n) {

@@ -13,10 +13,10 @@
 
 namespace ringattn::cuda {
 
-// Swizzle bytes of one group of all KV heads.
+// BackwardShape::swizzle_bytes for a single L2 swizzle group of all KV heads.
 inline constexpr std::int64_t kWithoutSwizzle = std::numeric_limits<std::int64_t>::max();
 
-// What a kernel adds up, seen from its rows.
+// The rows of a kernel's gradient.
 enum class BackwardSide { kQueries, kKeys };  // rows of dQ; rows of dK and dV
 
 struct BackwardShape {
@@ -24,10 +24,10 @@ struct BackwardShape {
   int other_tile;              // rows of a tile of the other side
   std::int64_t split;          // positions of a split of the other side
   int group;                   // BackwardTables::group
-  int head_tiles;              // most head tiles of a CTA
+  int head_tiles;              // maximum head tiles of a CTA
   int ctas;                    // that are resident at once
   std::int64_t partials;       // that BackwardSums::scratch has room for, for each KV head
-  std::int64_t swizzle_bytes;  // the other side's tensors of an L2 swizzle group
+  std::int64_t swizzle_bytes;  // bytes of the other side's tensors in an L2 swizzle group
   std::int64_t head_bytes;     // bytes of a row of the other side's tensors, for one KV head
   bool spills = false;         // dK and dV: dS is stored; dQ: it is read from the task built before, of dK and dV
 };
@@ -58,7 +58,7 @@ struct BackwardTableLayout {
 
 // Upper bound of the row tiles of any task within `limits`.
 std::size_t row_tile_limit(const BackwardLimits& limits);
-// Upper bound of the table bytes of any task within `limits`. `partials`: the most of a BackwardShape.
+// Upper bound of the table bytes of any task within `limits`. `partials`: the maximum BackwardShape::partials.
 std::size_t backward_table_bytes(const BackwardLimits& limits, int group, std::int64_t partials);
 
 // Builds tables. Reuses its vectors between tasks, so that building doesn't allocate.
@@ -91,7 +91,8 @@ class BackwardTableBuilder {
   std::vector<RowTile> row_tiles_;
   std::vector<RowTilePair> pairs_;
   std::vector<MergedHeadTile> merged_;
-  // dS of the last task of dK and dV, by sequence and tile of kBackwardTile keys, and what a task of dQ reads of it.
+  // Places of dS: those of the last task of dK and dV, by sequence and tile of kBackwardTile keys, and those that a
+  // task of dQ reads.
   struct PlacedDs {
     std::int32_t sequence;
     std::int64_t tile;

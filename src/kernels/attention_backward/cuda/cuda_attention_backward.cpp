@@ -208,7 +208,7 @@ bool CudaAttentionBackward::can_map_all(const DqTask& dq, const DkvTask& dkv) co
 
 std::int64_t CudaAttentionBackward::partials_of(const BackwardLimits& limits, const BackwardSideShape& side,
                                                 std::int64_t width, int group, std::int64_t tiles_per_split) const {
-  // BackwardTableBuilder::share_splits() leaves tasks with many pairs alone.
+  // BackwardTableBuilder::share_splits() does not split tasks with many pairs.
   const std::int64_t full_tiles = limits.rows / kBackwardTile * group;
   const std::int64_t ctas = std::int64_t{multiprocessors_} * side.ctas;
   if (!shape_.shares_splits || full_tiles * forward().kv_heads >= 2 * ctas * side.head_tiles) return 0;
@@ -268,7 +268,7 @@ void CudaAttentionBackward::enqueue(const BackwardTask& task, const AttentionSpe
                                     const Progress& progress, const Launch& launch) {
   if (reinterpret_cast<std::uintptr_t>(task.state) % kAlignment != 0) {
     fail(ErrorCode::kInternal, "a backward task's state is not aligned",
-         fmt::format("it must lie at a multiple of {} bytes", kAlignment));
+         fmt::format("its address must be a multiple of {} bytes", kAlignment));
   }
   const std::span<std::byte> memory = ring_.next(progress);
   const BackwardTableLayout layout = builder_.build(spec, task, shape, finish, {sources_, stats_, common.bulk}, memory);

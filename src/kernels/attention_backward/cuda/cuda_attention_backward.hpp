@@ -22,18 +22,19 @@ namespace ringattn::cuda {
 struct BackwardSideShape {
   int head_tiles;              // of a CTA
   int ctas;                    // per multiprocessor
-  std::int64_t swizzle_bytes;  // the other side's tensors of an L2 swizzle group
+  std::int64_t swizzle_bytes;  // bytes of the other side's tensors in an L2 swizzle group
 };
 struct BackwardKernelShape {
   int key_tile;  // AttentionBackwardKernel::key_tile()
   BackwardSideShape dq, dkv;
   bool gathers_stats;  // dK and dV read the row stats of a tile and head at once, as TMA does
   bool shares_splits;  // supports RowTilePair::partial
-  // dQ from dS that dK and dV have stored, where TMA loads all tensors; no head tiles: the kernel can't do that.
+  // The kernel that computes dQ from the dS that dK and dV have stored, if TMA can load all tensors. No head tiles:
+  // there is no such kernel.
   BackwardSideShape dq_from_ds = {};
 };
 
-// Where a gradient is written; null: nowhere.
+// The destination of a gradient. Null: it is not written.
 BackwardGradient gradient_of(const MutableTensorView* view);
 
 class CudaAttentionBackward : public AttentionBackwardKernel {

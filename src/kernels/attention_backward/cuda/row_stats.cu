@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStats
 #pragma unroll
       for (int i = 0; i < kPieceElements; ++i) sum = __fmaf_rn(a[i], b[i], sum);
     }
-    // the lanes of a row leave the loop together, those of other rows may not
+    // the lanes of a row leave the loop together, but lanes of other rows may leave earlier or later
     const unsigned lanes = 0xFFFFU << (threadIdx.x % 32 / kRowLanes * kRowLanes);
 #pragma unroll
     for (int step = kRowLanes / 2; step > 0; step /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(lanes, sum, step));

@@ -16,7 +16,7 @@ void compute_row_stats(const RowStatsTask& task, Stream stream);
 void add_rows(const RowSumsTask& task, int heads, Stream stream);
 
 // Enqueues. Copies the row stats of tiles of queries, [rows, row_heads, kRowStats], to `stats`, [tiles, heads,
-// kRowStats, kBackwardTile], where TMA can load those of a tile and head at once. Absent rows get zeros.
+// kRowStats, kBackwardTile], from which TMA can load those of a tile and head at once. Absent rows get zeros.
 void gather_row_stats(const OtherTile* tiles, std::int64_t tile_count, int row_heads, int heads, float* stats,
                       Stream stream);
 

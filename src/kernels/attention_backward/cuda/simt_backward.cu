@@ -8,9 +8,9 @@
 //
 // A score is one chain of multiply-adds over ascending dims, as in sm80_simt. In a gradient, each 32 rows of a tile and
 // head of the other side are one chain from zero, and these are added to the split's sum in the order of
-// attention_backward.hpp: a single chain over a split's 4,096 or 8,192 rows would lose digits. No other size in this
-// file changes bits. A CTA has at most kSimtBackwardColumns columns of a gradient. For wider heads, several CTAs
-// compute the same scores.
+// attention_backward.hpp: a single chain over a split's 4,096 or 8,192 rows would lose digits. Of the sizes in this
+// file, only this one affects bits. A CTA has at most kSimtBackwardColumns columns of a gradient. For wider heads,
+// several CTAs compute the same scores.
 #include <cmath>
 #include <cstddef>
 

@@ -10,7 +10,7 @@
 namespace ringattn::cuda {
 
 inline constexpr int kSimtBackwardCtas = 2;  // per multiprocessor
-// Columns of dQ, or of dK and of dV, that a CTA sums up. Wider ones take several CTAs.
+// Maximum columns of dQ, or of dK and of dV, that a CTA computes. Wider gradients take several CTAs.
 inline constexpr int kSimtBackwardColumns = 128;
 
 struct SimtBackwardParams {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of splits in global memory, and the gradient's store.
+// Sums of splits in global memory, and the store of gradients.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,8 +9,8 @@
 
 namespace ringattn::cuda {
 
-// Where a thread's two rows of one sum are. In a row, the four threads of a quad have 16 bytes each in turn, so that a
-// thread reads what it wrote.
+// Addresses of a thread's two rows of one sum. In a row, the four threads of a quad have 16 bytes each, in turn, so
+// that a thread reads only what it wrote.
 struct SumRows {
   float* row[2];  // the thread's first 16 bytes; null for a row that is not the rank's
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ void load_floats(const float* from, float (&x)[SumRow
                : "memory");
 }
 
-// Stores a sum where `first`, and adds it to the stored one otherwise.
+// Stores a sum if `first`, and otherwise adds it to the stored one.
 template <int kBlocks>
 __device__ __forceinline__ void add_sum(const SumRows& rows, const float (&d)[kBlocks][4], bool first) {
 #pragma unroll
@@ -85,8 +85,8 @@ __device__ __forceinline__ void add_sum(const SumRows& rows, const float (&d)[kB
     }
   }
 }
-// Sets the accumulators to an open sum, or to zero if there is none. Without branches: ptxas serialises wgmma where
-// accumulators come from different paths.
+// Sets the accumulators to an open sum, or to zero if there is none. It has no branches, because ptxas serialises wgmma
+// if accumulators come from different paths.
 template <int kBlocks>
 __device__ __forceinline__ void load_sum(const SumRows& rows, bool any, float (&d)[kBlocks][4]) {
 #pragma unroll
@@ -183,8 +183,8 @@ __device__ __forceinline__ void write_columns(const BackwardGradient& gradient, 
 }
 
 // Finishes rows `slot` and slot + 8 of a row tile: adds the closed sum to the last split, with the rounding of red.add,
-// saves the result where the state is kept, and writes it, multiplied by `factor` and rounded once. d is only read:
-// ptxas serialises wgmma if other instructions write accumulators.
+// stores the result in the state if that is saved, multiplies it by `factor`, rounds it once and writes it. d is only
+// read: ptxas serialises wgmma if other instructions write accumulators.
 template <class Element, int kBlocks>
 __device__ __forceinline__ void finish_sum(const SumRows& closed, const SumEnd& end, const BackwardGradient& gradient,
                                            const RowTile& tile, int slot, int head, const float (&d)[kBlocks][4],

@@ -66,7 +66,7 @@ consteval BackwardConfig backward_config_for(int head_dim, int head_dim_v) {
   return cuda::config_of_dims(kBackwardConfigs, head_dim, head_dim_v);
 }
 
-// nullopt: unsupported, and attention_backward_missing() says why.
+// nullopt: the spec is unsupported, and attention_backward_missing() says why.
 std::optional<BackwardConfig> choose_config(const AttentionBackwardSpec& spec);
 // See KernelRow::missing.
 std::vector<std::string> attention_backward_missing(const AttentionBackwardSpec& spec);

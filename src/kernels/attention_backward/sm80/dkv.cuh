@@ -26,7 +26,7 @@ struct DkvTraits {
   static constexpr int kStatBytes = kQueries * static_cast<int>(sizeof(float));
   static constexpr int kExchangeBytes = kConfig.exchange_bytes();
   static constexpr bool kKeysInRegisters = kConfig.keys_in_registers();
-  // Shared memory, in this order. If keys are in registers, the stages are where they were.
+  // Shared memory, in this order. If keys are kept in registers, the stages reuse their memory.
   static constexpr int kV = kKBytes;
   static constexpr int kQ = kKeysInRegisters ? 0 : kV + kVBytes;
   static constexpr int kDout = kQ + kStages * kQBytes;
@@ -185,7 +185,8 @@ class DkvWarp {
     }
   }
 
-  // S → P, packed, and P for the other warp of the pair; with a soft-cap that is P times its factor of dS.
+  // Computes P from S, packs it, and passes it to the other warp of the pair. With a softcap it passes P times the
+  // softcap's factor of dS.
   __device__ __forceinline__ void make_p(Scores& s, Packed& packed, int step, bool masked) const {
     const cuda::AttentionParams::Softmax& softmax = p_.common.softmax;
     const cuda::ScoreScaling scaling(softmax);

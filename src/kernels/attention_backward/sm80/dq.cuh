@@ -131,7 +131,7 @@ class DqCta {
     for (int i = 0; i < 2 * C::kRowBlocks; ++i) x[i / 2][i % 2] = first[8 * i].*kStat;
   }
 
-  // S → P, in place; with a soft-cap P times its factor of dS.
+  // Computes P from S in place. With a softcap, P times the softcap's factor of dS.
   __device__ __forceinline__ void exponentiate(float (&s)[C::kRowBlocks][kBlocks][4]) const {
     const cuda::AttentionParams::Softmax& softmax = p_.common.softmax;
     const cuda::ScoreScaling scaling(softmax);
@@ -164,8 +164,8 @@ class DqCta {
     multiply_transposed<Element, C::kDim, kBackwardTile, C::kKeys>(s, a_operand(map_.q(head_tile()), row_of_warp()),
                                                                    b_operand(map_.k(stage)));
     exponentiate(s);
-    // Never taken. It ends the basic block, as in TileStep::attend(): else ptxas loads operands of dP before P is done,
-    // and spills.
+    // Never true. It ends the basic block, as in TileStep::attend(): otherwise ptxas loads operands of dP before P is
+    // complete, and spills.
     if (p_.common.heads == 0) __trap();
     multiply_transposed<Element, C::kDimV, kBackwardTile, C::kKeys>(
         dp, a_operand(map_.dout(head_tile()), row_of_warp()), b_operand(map_.v(stage)));

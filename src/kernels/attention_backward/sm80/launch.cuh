@@ -10,7 +10,8 @@ namespace ringattn::sm80 {
 
 // The work, its stages, and row stats of dQ.
 inline constexpr int kStaticBytes = 1664;
-// Dynamic shared memory of a CTA. With the static one at most 99 KiB, which every device from sm_80 on provides.
+// Dynamic shared memory of a CTA. Together with its static shared memory it is at most 99 KiB, which every device from
+// sm_80 on provides.
 template <class Traits>
 inline constexpr int kBackwardLaunchBytes = cuda::aligned_shared_bytes(Traits::kShared, cuda::kPanelRowBytes);
 

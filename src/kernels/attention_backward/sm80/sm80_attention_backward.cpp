@@ -14,8 +14,8 @@ namespace ringattn::sm80 {
 
 namespace {
 
-// The other side's tensors of an L2 swizzle group: less than the smallest L2 of a large GPU, 40 MB. For dK and dV all
-// heads are one group.
+// Bytes of the other side's tensors in an L2 swizzle group: less than the smallest L2 of a large GPU, 40 MB. For dK and
+// dV all heads are one group.
 constexpr std::int64_t kDqSwizzleBytes = std::int64_t{32} << 20;
 constexpr std::int64_t kDkvSwizzleBytes = std::int64_t{1} << 40;
 

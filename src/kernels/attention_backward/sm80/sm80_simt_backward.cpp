@@ -12,7 +12,8 @@ namespace ringattn::sm80 {
 namespace {
 
 constexpr cuda::BackwardKernelShape kSimtBackwardShape{kBackwardTile,
-                                                       // The other side is small beside the work on it.
+                                                       // The loads of the other side take little time compared with the
+                                                       // arithmetic.
                                                        {1, cuda::kSimtBackwardCtas, cuda::kWithoutSwizzle},
                                                        {1, cuda::kSimtBackwardCtas, cuda::kWithoutSwizzle},
                                                        /*gathers_stats=*/false,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the dQ kernel and the dK/dV kernel share: the loop over tiles, and GEMMs by mma.sync.
+// Code shared by the dQ kernel and the dK/dV kernel: the loop over tiles, and GEMMs by mma.sync.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ __device__ __forceinline__ cuda::RowsOf rows_at(const cuda::StridedRows<const vo
           rows.token_stride * kElementBytes};
 }
 
-// What a pipeline stage holds: rows of one head, a part of a tile of the other side.
+// Contents of a pipeline stage: rows of one head, a part of a tile of the other side.
 struct StageRows {
   cuda::RowsOf rows[2];       // of row 0: K and V, or Q and dO
   const float* stats;         // of row 0; null for keys
@@ -38,9 +38,9 @@ struct StageRows {
   std::int32_t begins_split;  // whether it is the first stage of a split
 };
 
-// The loop of a CTA over its stages, in shared memory: tiles ascending, in each the heads of a group, and of each head
-// the parts of kRows rows. One thread looks up the rows of a stage, a step before all threads load it, so that the
-// others need no registers for it.
+// The loop of a CTA over its stages, in shared memory. It visits tiles in ascending order, the heads of a group within
+// a tile, and the parts of kRows rows within a head. One thread looks up the rows of a stage, one step before all
+// threads load it, so that the others need no registers for it.
 template <int kRows>
 struct StageLoop {
   static constexpr int kParts = kBackwardTile / kRows;
@@ -54,7 +54,7 @@ struct StageLoop {
 
   __device__ __forceinline__ const StageRows& at(int step) const { return slots[step % kSlots]; }
 
-  // Called by one thread. `heads`: of the other side, for each KV head.
+  // Called by one thread. `heads`: the other side's heads per KV head.
   __device__ __forceinline__ void begin(const cuda::BackwardTables& tables, const RowTilePair& pair, int kv_head,
                                         int heads, std::int64_t stats_stride) {
     steps = pair.tiles * heads * kParts;
@@ -123,7 +123,7 @@ struct StageLoop {
   }
 };
 
-// Takes the CTA's next work. Every thread calls it after its last access to the work before. An absent head tile gets
+// Takes the CTA's next work. Every thread calls it after its last access to the previous work. An absent head tile gets
 // no tiles. `heads`: as in StageLoop::begin().
 template <int kHeadTiles, int kRows>
 __device__ __forceinline__ void take_work(const cuda::BackwardCommon& common, int heads,
@@ -228,8 +228,9 @@ __device__ __forceinline__ void multiply_add(float (&d)[kRowBlocks][kDim / 8][4]
   }
 }
 
-// Where a warp's sum of one gradient is kept, and its rows: blocks of 16 rows of a row tile, from `row` on. `heads` and
-// `head` are the state's; see sum_rows(). Made where it is needed, so that it takes no registers from the main loop.
+// Location and rows of a warp's sum of one gradient: blocks of 16 rows of a row tile, from `row` on. `heads` and `head`
+// are those of the state; see sum_rows(). It is constructed only when it is used, so that it takes no registers in the
+// main loop.
 struct SumPlace {
   const RowTile& tile;
   int row, scratch_tile, heads, head, width, part;

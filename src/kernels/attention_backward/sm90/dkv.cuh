@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // dK and dV: Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dSᵀ Q. A CTA owns a pair of tiles of 64 keys of one KV head,
-// one a warpgroup, and loops over the queries that see them: token tiles ascending, and in each the heads of the group.
-// P and dS are register operands. Warp 0 is the producer. Where registers are lacking for both gradients, dK and dV
-// have a kernel each, which computes S again. With both gradients dS can be stored, too, for dq_from_ds.cuh.
+// one per warpgroup, and loops over the queries that see them: token tiles ascending, and in each the heads of the
+// group. P and dS are register operands. Warp 0 is the producer. If both gradients don't fit into registers, dK and dV
+// have a kernel each, and S is computed twice. A kernel that computes both gradients can also store dS, for
+// dq_from_ds.cuh.
 #pragma once
 
 #include "kernels/attention_backward/sm90/work.cuh"
@@ -23,14 +24,14 @@ struct DkvTraits {
   static constexpr QueryStages kQueryStages = kBoth ? kConfig.dkv_stages : kDk ? kConfig.dk_stages : kConfig.dv_stages;
   static constexpr int kQStages = kQueryStages.q, kDoutStages = kQueryStages.dout;
   static_assert(!kBoth || kQStages == kDoutStages);
-  // After S, a tile is computed in this many parts, one after the other: the accumulators of wide heads leave no
-  // registers for a whole tile's P, dP and packed elements.
+  // After S, a tile is computed in this many parts, one after the other: for wide heads, the accumulators leave too few
+  // registers for P, dP and the packed elements of a whole tile.
   static constexpr int kParts = kBoth && kDim + kDimV > 256 ? 2 : 1;
   static constexpr int kPartQueries = kBackwardTile / kParts;
   static constexpr bool kSpills = kSpills_;  // stores dS
   static_assert(!kSpills || (kBoth && kParts == 1 && !kScaledFirst));
-  // The GEMMs of narrow heads are too short for turns. Registers hold K and V, which takes their reads off shared
-  // memory.
+  // For narrow heads the GEMMs are too short for taking turns. K and V are kept in registers, so that they are not read
+  // from shared memory each time.
   static constexpr bool kTakesTurns = kDim + kDimV > 128;
   static constexpr bool kKeysInRegisters = !kTakesTurns;
   static constexpr int kKBytes = kBackwardTile * cuda::padded_row_bytes(kDim);
@@ -67,7 +68,7 @@ struct DkvMap {
   __device__ std::uint32_t work_empty() const { return barrier(1); }
   // A partial tile of queries has landed, and its absent rows can be zeroed.
   __device__ std::uint32_t partial_landed() const { return barrier(2); }
-  // Q and the row stats, and dO where both gradients are computed.
+  // Q and the row stats, and also dO if both gradients are computed.
   __device__ std::uint32_t full(std::uint32_t stage) const { return barrier(3 + stage); }
   __device__ std::uint32_t empty(std::uint32_t stage) const { return barrier(3 + C::kQStages + stage); }
   // dO by itself.
@@ -317,7 +318,7 @@ class DkvConsumer {
     }
   }
 
-  // Passes over stages that only the other consumer computes.
+  // Skips stages that only the other consumer computes.
   __device__ __forceinline__ void skip(int stages) {
 #pragma unroll 1
     for (; stages > 0; --stages) {
@@ -361,7 +362,7 @@ class DkvConsumer {
     for (int member = 0; member < group; ++member) step<true>(seen);
   }
 
-  // Waits for dV and dK of the tile before, stores its dS and releases the stage that they read; kPending later GEMMs
+  // Waits for dV and dK of the previous tile, stores its dS and releases the stage that they read. kPending later GEMMs
   // stay in flight.
   template <int kPending = 0>
   __device__ __forceinline__ void await_sums() {
@@ -408,7 +409,8 @@ class DkvConsumer {
     if constexpr (C::kDk) pin_packed(packed_ds_[part]);
   }
 
-  // Columns 8j + 2t and 8j + 2t + 1 of LSE or delta, loaded where they are used: registers for all are lacking.
+  // Columns 8j + 2t and 8j + 2t + 1 of LSE or delta. They are loaded when they are used, because there are not enough
+  // registers for all columns.
   static __device__ __forceinline__ void load_columns(std::uint32_t row, int j, float (&x)[2]) {
     asm volatile(
         "ld.shared.v2.f32 {%0, %1}, [%2];"
@@ -420,7 +422,8 @@ class DkvConsumer {
   // P is packed, and dV issued, before dS is computed.
   static constexpr bool kPacksEarly = C::kDv && C::kParts == 1;
 
-  // S → P of a part, in place and, if kPacksEarly, packed. With a soft-cap, S → P times its factor of dS, and P packed.
+  // Computes P from S for a part, in place and, if kPacksEarly, packed. With a softcap, leaves P times the softcap's
+  // factor of dS in place, and packs P.
   template <bool kMasked>
   __device__ __forceinline__ void exponentiate(Scores& s, int part, std::uint32_t stage, const SeenColumns& seen) {
     const cuda::AttentionParams::Softmax& softmax = p_.common.softmax;
@@ -509,8 +512,8 @@ class DkvConsumer {
         dk_, packed_ds_[part], rows_of_part(q, part), first_ && part == 0);
   }
 
-  // One tile of queries of one head. dV and dK are waited for after S of the next tile is issued. Where dS is stored,
-  // registers for that are lacking with a mask, and they are waited for at once.
+  // One tile of queries of one head. It waits for dV and dK only after S of the next tile has been issued. If dS is
+  // stored and there is a mask, there are not enough registers for that, and it waits at once.
   template <bool kMasked>
   __device__ __forceinline__ void step(const SeenColumns& seen) {
     Scores s;
@@ -543,7 +546,7 @@ class DkvConsumer {
         if (part == 0) {
           wgmma_wait<kPacksEarly ? 1 : 0>();
         } else {
-          wgmma_wait<2>();  // for dP alone: dV and dK of the part before stay in flight
+          wgmma_wait<2>();  // for dP alone: dV and dK of the previous part stay in flight
         }
         pin(dp[part]);
         if constexpr (!C::kDv) release_stage(map_.dout_empty(dout_ring_.stage()));
@@ -574,7 +577,7 @@ class DkvConsumer {
   PingPong<C::kTakesTurns> ping_pong_;
   PackedPipelineState<C::kQStages> ring_;
   PackedPipelineState<C::kDoutStages> dout_ring_;  // unless C::kBoth
-  // Stage that dV and dK in flight read: of Q, or of dO where dK isn't computed.
+  // The stage that dV and dK in flight read: of Q, or of dO if dK isn't computed.
   PackedPipelineState<C::kDk ? C::kQStages : C::kDoutStages> in_flight_;
   bool first_ = true;           // the next dV and dK begin a split
   bool any_in_flight_ = false;  // dV and dK of a previous tile are in flight

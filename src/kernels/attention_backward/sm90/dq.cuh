@@ -239,7 +239,7 @@ class DqConsumer {
     }
   }
 
-  // Passes over tiles that only the other consumer computes.
+  // Skips tiles that only the other consumer computes.
   __device__ __forceinline__ void skip(int tiles) {
 #pragma unroll 1
     for (; tiles > 0; --tiles) {
@@ -269,7 +269,7 @@ class DqConsumer {
     await_dq();
   }
 
-  // Waits for dQ of the tile before and releases its K; kPending later GEMMs stay in flight.
+  // Waits for dQ of the previous tile and releases its K. kPending later GEMMs stay in flight.
   template <int kPending = 0>
   __device__ __forceinline__ void await_dq() {
     wgmma_wait<kPending>();
@@ -282,7 +282,7 @@ class DqConsumer {
     any_in_flight_ = true;
   }
 
-  // S → P, in place; with a soft-cap P times its factor of dS.
+  // Computes P from S in place. With a softcap, P times the softcap's factor of dS.
   __device__ __forceinline__ void exponentiate(Scores& s) const {
     const cuda::AttentionParams::Softmax& softmax = p_.common.softmax;
     const cuda::ScoreScaling scaling(softmax);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// dQ += dS K from the dS that the dK/dV kernel has stored, in the bits of dq.cuh: one GEMM instead of three. A CTA owns
-// head tiles of one KV head, one a warpgroup, and loops over the keys that they see. dS becomes a register operand. It
-// is stored as dSᵀ, so each 8 × 8 matrix is transposed on its way. Warp 0 is the producer.
+// dQ += dS K, from the dS that the dK/dV kernel has stored. It gives the same bits as dq.cuh with one GEMM instead of
+// three. A CTA owns head tiles of one KV head, one per warpgroup, and loops over the keys that they see. dS is a
+// register operand. It is stored as dSᵀ, so each 8 × 8 matrix is transposed when it is loaded. Warp 0 is the producer.
 #pragma once
 
 #include "kernels/attention_backward/sm90/work.cuh"
@@ -43,10 +43,10 @@ struct DqFromDsMap {
   __device__ std::uint32_t barrier(std::uint32_t index) const { return base + C::kBarriers + index * kBarrierBytes; }
 };
 
-// What the producer tells the consumers of a stage.
+// Information that the producer passes to the consumers for a stage.
 struct DsStage {
   std::int32_t keys;     // of the sequence
-  std::int32_t present;  // bit mask of consumers that have dS; that of the others is 0
+  std::int32_t present;  // bit mask of consumers that have dS; for the others it is 0
 };
 
 __device__ __forceinline__ cuda::DsOfKeys load_ds_of_keys(const cuda::DsOfKeys* from) {
@@ -84,7 +84,8 @@ __device__ __forceinline__ void produce_dq_from_ds(const DqFromDsParams& p, cons
       const TileRun run = tables.runs[i];
       const TileInterval range = common_tiles(run, work.pair.begin_tile, work.pair.end_tile);
       for (int tile = range.begin; tile < range.end; tile += kWarp / cuda::kDsTilesOfKeyTile) {
-        // Each lane reads the tables of one stage: one read a stage would take as long as its GEMMs.
+        // Each lane reads the tables of one stage: reading them for one stage at a time would take as long as the
+        // stage's GEMMs.
         const int left = cuda::kDsTilesOfKeyTile * (range.end - tile);
         const int stages_of_warp = left < kWarp ? left : kWarp;
         const int entry = cuda::kDsTilesOfKeyTile * (run.table - run.first_tile + tile) + min(lane, stages_of_warp - 1);
@@ -253,7 +254,7 @@ class DqFromDsConsumer {
     }
   }
 
-  // The warp's 16 positions are a row of pieces (DsSpill). Where there is no dS, and for absent keys, it is 0.
+  // The warp's 16 positions are a row of 16-byte pieces (DsSpill). dS is 0 if none was stored, and for absent keys.
   __device__ __forceinline__ void load_ds(std::uint32_t stage, Packed& ds) const {
     constexpr int kPieceBytes = 16;
     const DsStage info = stages_[stage];

@@ -11,7 +11,7 @@ namespace ringattn::sm90 {
 
 namespace {
 
-// The other side's tensors of an L2 swizzle group, by speed on an H200.
+// Bytes of the other side's tensors in an L2 swizzle group, chosen by speed on an H200.
 constexpr std::int64_t kDqSwizzleBytes = std::int64_t{64} << 20;
 constexpr std::int64_t kDkvSwizzleBytes = std::int64_t{32} << 20;
 
@@ -31,7 +31,8 @@ CUtensorMap map_of(const TensorView& view, int box_rows) {
   return map_tensor(mapped(view), view.dtype, box_rows, BackwardConfig::box_columns(static_cast<int>(view.dim)));
 }
 
-// The key tile is dQ's. dK and dV have tiles of half as many keys, which skip queries that none of these sees.
+// The key tile is that of dQ. dK and dV have tiles of half as many keys, which skip queries that see none of these
+// keys.
 cuda::BackwardKernelShape shape_of(const BackwardConfig& config) {
   return {
       config.dq_key_tile,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the dQ kernel and the dK/dV kernel share on Hopper: loads of tiles, the order of the consumers, and operands in
-// registers.
+// Code shared by the dQ kernel and the dK/dV kernel on Hopper: loads of tiles, the order of the consumers, and operands
+// in registers.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ inline constexpr int kSharedAlignment = 1024;  // bytes, of tiles with the 128-b
 inline constexpr int kWarp = 32;
 inline constexpr int kWarpsOfWarpgroup = kWarpgroup / kWarp;
 
-// The producer writes the work of the CTA. Two slots take turns: a slot is written again when the consumers are done
-// with the work after it.
+// The producer writes the CTA's work, alternately into two slots. It overwrites a slot when the consumers are done with
+// the work in the other slot, which is later.
 using BackwardWork = cuda::BackwardWork<kBackwardConsumers>;
 inline constexpr int kWorkSlots = 2;
 
@@ -96,8 +96,8 @@ __device__ __forceinline__ void publish_tile(std::uint32_t barrier) {
   if (thread_of_cta() % kWarp == 0) barrier_arrive(barrier);
 }
 
-// Zeroes rows [0, begin) and [end, kRows) of a tile, so that what other sequences have there, such as NaN, multiplies
-// no zero. Called by a warp after the tile has landed.
+// Zeroes rows [0, begin) and [end, kRows) of a tile. They may hold values of other sequences, such as NaN, which must
+// not be multiplied by zeros. Called by a warp after the tile has landed.
 template <int kRows, int kDim>
 __device__ __forceinline__ void zero_rows(std::uint32_t tile, int begin, int end) {
   constexpr int kPieceBytes = 16;
@@ -142,7 +142,8 @@ __device__ __forceinline__ void release_stage(std::uint32_t barrier) {
   if (threadIdx.x % kWarp == 0) barrier_arrive(barrier);
 }
 
-// ptxas serialises wgmma where packing sinks below the fence of the GEMM that reads the fragments. Use before it.
+// ptxas serialises wgmma if it moves the packing below the fence of the GEMM that reads the fragments. Call this before
+// that GEMM.
 template <int kSteps>
 __device__ __forceinline__ void keep_packed(const std::uint32_t (&a)[kSteps][4]) {
 #pragma unroll

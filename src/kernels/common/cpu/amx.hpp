@@ -12,13 +12,14 @@ namespace ringattn::cpu {
 // which holds for all threads.
 bool processor_has_amx_bf16();
 
-// Whether kernels use them: the processor has them, and the SIMD target (kernels/common/simd_target.hpp) too.
+// Whether kernels use AMX tiles of bf16: the processor has them, and the SIMD target (kernels/common/simd_target.hpp)
+// includes them.
 bool has_amx_bf16();
 
 // Why they do not: the SIMD target that a user set, or the machine.
 std::string amx_unavailable();
 
-// Whether kernels use tiles of int8, too.
+// Whether kernels also use AMX tiles of int8.
 bool has_amx_int8();
 
 }  // namespace ringattn::cpu

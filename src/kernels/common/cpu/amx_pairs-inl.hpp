@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors beside AMX tiles of bf16: packing of pairs, rounding, exp2. Subnormals are zero (FlushSubnormals).
+// Vector code for use with AMX tiles of bf16: packing of pairs, rounding, exp2. Subnormals are zero (FlushSubnormals).
 #if defined(RINGATTN_KERNELS_CPU_AMX_PAIRS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_AMX_PAIRS_INL_HPP_
 #undef RINGATTN_KERNELS_CPU_AMX_PAIRS_INL_HPP_
@@ -14,14 +14,15 @@
 
 #if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX3
 
-// g++ 12 warns of its own intrinsics' undefined operands, as Highway's headers know.
+// g++ 12 warns about undefined operands in its own intrinsics. Highway's headers disable the same warning.
 HWY_DIAGNOSTICS(push)
 HWY_DIAGNOSTICS_OFF(disable : 4701, ignored "-Wmaybe-uninitialized")
 
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
 
-// Elements [begin, begin + 32) of a row of `dims` elements; zero after the last, and where `row` is null.
+// Loads elements [begin, begin + 32) of a row of `dims` elements. Elements after the last are zero, and so are all if
+// `row` is null.
 HWY_INLINE __m512i load_pairs(const std::byte* row, int begin, int dims) {
   if (row == nullptr) return _mm512_setzero_si512();
   const std::byte* const at = row + 2 * begin;
@@ -73,8 +74,8 @@ HWY_INLINE RowPairs interleave_rows(__m512i even, __m512i odd) {
   return {_mm512_permutex2var_epi64(low, first, high), _mm512_permutex2var_epi64(low, second, high)};
 }
 
-// Two vectors, one after the other, rounded to bf16; subnormals are zero. Assembly, because Highway's target does not
-// include AVX512-BF16.
+// Rounds two vectors to bf16, one after the other. Subnormals become zero. This is assembly because Highway's target
+// does not include AVX512-BF16.
 HWY_INLINE __m512i round_to_bf16(__m512 first, __m512 second) {
   __m512i rounded;
   asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(rounded) : "v"(second), "v"(first));

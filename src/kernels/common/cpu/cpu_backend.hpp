@@ -29,7 +29,7 @@ class CpuBackend final : public Backend {
 
   int threads() const { return threads_; }
   const TileOps& tile_ops() const { return tile_ops_; }
-  // Arithmetic of attention for inputs of `dtype`: with AMX tiles for bf16, where there are any.
+  // Arithmetic of attention for inputs of `dtype`. For bf16 it uses AMX tiles if they are available.
   const TileOps& attention_ops(Dtype dtype) const {
     return dtype == Dtype::kBf16 && amx_ops_ != nullptr ? *amx_ops_ : tile_ops_;
   }

@@ -12,7 +12,7 @@
 
 #include "hwy/highway.h"
 
-// g++ 12 warns of its own intrinsics' undefined operands, as Highway's headers know.
+// g++ 12 warns about undefined operands in its own intrinsics. Highway's headers disable the same warning.
 HWY_DIAGNOSTICS(push)
 HWY_DIAGNOSTICS_OFF(disable : 4701, ignored "-Wmaybe-uninitialized")
 

@@ -102,8 +102,8 @@ HWY_INLINE void transpose(const std::byte* const* rows, std::size_t dims, std::s
 #endif
 }
 
-// Transposes kPackedKeys rows to columns of a panel, as many of their dims as fill squares of vectors, and returns
-// them.
+// Transposes kPackedKeys rows to columns of a panel. Stops after the dims that fill squares of vectors, and returns
+// their number.
 #if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX3
 inline constexpr std::int64_t kPackedKeys = kTileRows;
 

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <utility>
 
-// As in tile_ops.cpp, so that HWY_TARGETS are those of the kernels.
+// The same as in tile_ops.cpp, so that HWY_TARGETS are the targets that kernels are compiled for.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #include <hwy/targets.h>
 
@@ -28,7 +28,7 @@ constexpr std::string_view kWords[] = {kAuto, "amx", "avx512", "avx2", "sse4", "
 constexpr std::string_view kVariable = "RINGATTN_SIMD_TARGET";
 
 std::mutex simd_mutex;
-std::string simd_setting;  // empty: neither a call nor the environment has been asked
+std::string simd_setting;  // empty: neither a call nor the environment has been read yet
 std::atomic<bool> simd_applied{false};
 std::atomic<bool> simd_amx{true};
 std::atomic<int> simd_users{0};
@@ -67,7 +67,7 @@ std::vector<std::string> names_of(const std::vector<SimdTarget>& targets) {
   return names;
 }
 
-// The target of a name, nothing for "auto".
+// The target with this name; nullopt for "auto".
 std::optional<SimdTarget> parse_target(std::string_view name) {
   const std::vector<std::string>& known = simd_target_names();
   if (std::ranges::find(known, name) == known.end()) {

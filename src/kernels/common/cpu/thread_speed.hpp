@@ -7,11 +7,11 @@
 
 namespace ringattn::cpu {
 
-// Cores that `threads` threads are worth: two of them often share one.
+// How many cores `threads` threads are worth: two threads often share a core.
 inline double cores_of_threads(int threads) { return 0.55 * threads + 0.45; }
 
-// The same if they divide `items` work items of equal length: some threads have none if items are few, and in the last
-// round if their number is no multiple of the threads.
+// The same if they process `items` work items of equal length. With few items some threads have none, and in the last
+// round some are idle if the number of items is not a multiple of the number of threads.
 inline double cores_of_items(int threads, double items) {
   const double busy = std::min(static_cast<double>(threads), std::max(1.0, items));
   const double rounds = std::ceil(items / busy);

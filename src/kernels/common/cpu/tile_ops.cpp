@@ -9,7 +9,7 @@
 #include "kernels/attention/cpu/attention_state.hpp"
 #include "kernels/common/cpu/amx.hpp"
 
-// The lane count is part of the arithmetic: targets with scalable vectors run as NEON or EMU128.
+// The number of lanes affects the bits, so targets with scalable vectors are disabled. They run as NEON or EMU128.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/common/cpu/tile_ops.cpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic of CPU attention, one function table per SIMD target: pack a key tile, attend rows to it, merge KV splits.
-// The target is chosen at run time: Highway's best one, and where the processor has AMX, that target with AMX tiles,
-// which have a table of their own for bf16. Code outside these tables does not affect results.
+// Arithmetic of CPU attention, one function table per SIMD target: packs a key tile, attends rows to it, merges KV
+// splits. The target is chosen at run time: Highway's best one or, on a processor with AMX, that target with AMX tiles,
+// which has a separate table for bf16. Code outside these tables does not affect results.
 #pragma once
 
 #include <algorithm>
@@ -46,21 +46,21 @@ struct PackedTile {
   bool v_finite = true;  // no value of the tile is NaN or ∞
 };
 
-// Writes rows [first, end) of a tile to `rows`, one after the other. Returns false if it cannot.
+// Writes rows [first, end) of a tile to `rows`, one after the other. Returns false if that is not possible.
 struct RowLoader {
   bool (*load)(const void* tile, int first, int end, std::byte* rows) = nullptr;
   const void* tile = nullptr;
 };
 
-// Writes keys [first, end) of up to 32 consecutive ones, both even, as the pairs that AMX multiplies:
-// [dims / 16, 16 pairs of keys, 16 dims, 2], of which `pairs` is the pair of `first`. Keys after the tile's last one
-// are zero. Returns false if it cannot, or an element is not finite.
+// Writes keys [first, end) of up to 32 consecutive ones as the pairs that AMX multiplies: [dims / 16, 16 pairs of keys,
+// 16 dims, 2]. `first` and `end` are even, and `pairs` is the address of the pair that starts with `first`. Keys after
+// the tile's last one are zero. Returns false if that is not possible or an element is not finite.
 struct PairLoader {
   bool (*load)(const void* tile, int first, int end, std::byte* pairs) = nullptr;
   const void* tile = nullptr;
 };
 
-// The first `keys` rows of a key tile where they lie, or loaders that make them.
+// The first `keys` rows of a key tile: either their addresses in the cache, or loaders that produce them.
 struct TileInPlace {
   TileRows k;
   TileRows v;
@@ -77,7 +77,7 @@ struct TileInPlace {
 class TilePrefetcher {
  public:
   TilePrefetcher() = default;
-  // `steps` is the sum of the arguments of advance() to come.
+  // `steps` is the sum of the arguments of all later calls of advance().
   TilePrefetcher(const void* k, std::size_t k_bytes, const void* v, std::size_t v_bytes, std::size_t steps)
       : at_(static_cast<const std::byte*>(k)),
         end_(at_ + k_bytes),
@@ -104,7 +104,7 @@ class TilePrefetcher {
   static constexpr int kRateBits = 16;
   static constexpr std::size_t kOneLine = std::size_t{1} << kRateBits;
 
-  const std::byte* at_ = nullptr;  // null: nothing is left
+  const std::byte* at_ = nullptr;  // null: nothing is left to prefetch
   const std::byte* end_ = nullptr;
   const std::byte* v_ = nullptr;  // null: at_ is in v
   const std::byte* v_end_ = nullptr;
@@ -132,11 +132,11 @@ struct RowBatch {
 
 struct TileOps {
   const char* target;        // Highway's name, e.g. "AVX2", and "+AMX-BF16" with AMX tiles
-  int lanes;                 // o_stride() is a multiple of it, at least the floats per vector
+  int lanes;                 // at least the floats per vector; o_stride() is a multiple of it
   int panel_width;           // columns per panel
   int row_block;             // rows per score block
   int dim_multiple;          // head_dim is padded to a multiple of it, in q and packed keys
-  int q_per_float;           // elements of q in the place of a float: 1, or 2 of bf16
+  int q_per_float;           // elements of q stored per float: 1 in fp32, or 2 in bf16
   std::size_t score_floats;  // size of attend()'s scratch
   // Limits of a work tile: rows × heads, and the bytes of their q and acc, which stay in the cache.
   std::size_t work_tile_rows;
@@ -155,7 +155,7 @@ struct TileOps {
   // As pack() and attend() of up to `few_rows` rows, for a head_dim that is a multiple of dim_multiple. `queries` are
   // the rows as pack_queries() wrote them, [queries_floats()]. Returns false, and leaves the batch as it was, if a
   // value of the tile is not finite or a loader cannot write a row.
-  int few_rows;  // 0: there is no such form
+  int few_rows;  // 0: these functions do not exist
   void (*pack_queries)(const TileShape& shape, const float* q, int rows, float* queries);
   bool (*attend_in_place)(const TileShape& shape, const TileInPlace& tile, const float* queries, const RowBatch& rows,
                           float* scores);
@@ -185,7 +185,8 @@ struct TileOps {
 
 // The table of the best SIMD target that this machine has (and that set_simd_target() leaves).
 const TileOps& best_tile_ops();
-// The table of the same target with AMX tiles, for bf16. Null: the processor, the kernel or the target lacks them.
+// The table of the same target with AMX tiles, for bf16. Null if the processor, the kernel or the target does not have
+// them.
 const TileOps* amx_tile_ops();
 
 }  // namespace ringattn::cpu

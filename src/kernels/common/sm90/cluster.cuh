@@ -26,12 +26,12 @@ __device__ __forceinline__ std::uint32_t map_to_cta(std::uint32_t address, std::
   return there;
 }
 
-// Arrives at a barrier of any CTA of the cluster, after this thread's reads, such as wgmma that it has waited for. It
-// has no cluster scope: a release at cluster scope is a fence of the whole device's memory.
+// Arrives at a barrier of any CTA of the cluster, after this thread's reads, such as wgmma that it has waited for. The
+// arrival has no cluster scope, because a release at cluster scope is a fence for all of the device's memory.
 __device__ __forceinline__ void barrier_arrive_at(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Predicated form, without a branch: arrives `arrivals` times where `arrives`.
+// Predicated form, without a branch: arrives `arrivals` times if `arrives`.
 __device__ __forceinline__ void barrier_arrive_at_if(bool arrives, std::uint32_t barrier, int arrivals) {
   asm volatile(
       "{\n"

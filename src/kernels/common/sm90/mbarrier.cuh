@@ -12,7 +12,7 @@ inline constexpr int kBarrierBytes = 8;
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// The memory may be reused, for another barrier too.
+// After this the memory may be reused, also for another barrier.
 __device__ __forceinline__ void barrier_invalidate(std::uint32_t barrier) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -23,7 +23,7 @@ __device__ __forceinline__ void barrier_init_fence() {
 __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Predicated form, without a branch: arrives `arrivals` times where `arrives`.
+// Predicated form, without a branch: arrives `arrivals` times if `arrives`.
 __device__ __forceinline__ void barrier_arrive_if(bool arrives, std::uint32_t barrier, int arrivals) {
   asm volatile(
       "{\n"

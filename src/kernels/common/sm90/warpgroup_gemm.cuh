@@ -64,8 +64,8 @@ __device__ __forceinline__ void multiply_transposed(float (&d)[kColumns / 8][4],
   wgmma_commit();
 }
 
-// Issues D += A · B, or D = A · B where `from_zero`, for A [64, 16 · kSteps] in registers and B [16 · kSteps,
-// kColumns], whose panels have kRowsB rows.
+// Issues D += A · B, or D = A · B if `from_zero`, for A [64, 16 · kSteps] in registers and B [16 · kSteps, kColumns],
+// whose panels have kRowsB rows.
 template <class Element, int kColumns, int kSteps, int kRowsB>
 __device__ __forceinline__ void multiply_add(float (&d)[kColumns / 8][4], const std::uint32_t (&a)[kSteps][4],
                                              std::uint32_t b_tile, bool from_zero) {

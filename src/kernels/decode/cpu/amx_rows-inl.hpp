@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attends a few rows to a key tile of bf16 that lies in a KV cache. The bits are those of amx_step-inl.hpp.
+// Attends a few rows to a key tile of bf16 directly in a KV cache. The bits are those of amx_step-inl.hpp.
 //
-// S is computed as K · Qᵀ: rows of K are the left factor of a tile product, so they are read where they lie, and the
-// few rows of Q are the right factor, packed once for all key tiles. A product of tiles is a sum of the same terms in
-// the same order either way. V is packed, because a right factor has pairs of keys. Rows that a loader makes and packed
-// values never exceed 32 keys, so that they stay in the L1 cache: a whole tile's would be written to L2 and read back.
+// S is computed as K · Qᵀ: rows of K are the left factor of a tile product, so they are read from the cache as they
+// are, and the few rows of Q are the right factor, packed once for all key tiles. A product of tiles is a sum of the
+// same terms in the same order either way. V is packed, because the rows of a right factor are pairs of keys. At most
+// 32 keys are packed or loaded by a loader at a time, so that they stay in the L1 cache: those of a whole tile would be
+// written to L2 and read back.
 //
-// A step is bound by memory. The rows of a head lie apart, so processors do not recognize the stream: the step requests
+// A step is bound by memory. The rows of a head are far apart, so processors do not recognize the stream. For each row
+// of this tile, the step prefetches a row of the next tile into the L2 cache, which has more outstanding lines than L1.
 // a row of the next tile for each row of this one, into the L2 cache, which has more outstanding lines than L1.
 #if defined(RINGATTN_KERNELS_CPU_AMX_ROWS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_AMX_ROWS_INL_HPP_
@@ -23,7 +25,7 @@
 
 #if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX3
 
-// As in amx_step-inl.hpp.
+// The same warning as in amx_step-inl.hpp.
 HWY_DIAGNOSTICS(push)
 HWY_DIAGNOSTICS_OFF(disable : 4701, ignored "-Wmaybe-uninitialized")
 
@@ -79,7 +81,7 @@ inline void configure_for_rows(int rows) {
   configure_tiles(config);
 }
 
-// Rows of 32 keys from `first` on, up to `keys`, where they lie.
+// Rows of 32 keys from `first` on, up to `keys`, at their addresses in the cache.
 HWY_INLINE TileRows group_in_place(const TileRows& tile, int first, int keys) {
   TileRows rows;
   rows.page_runs[0] = tile.at(first);
@@ -90,7 +92,7 @@ HWY_INLINE TileRows group_in_place(const TileRows& tile, int first, int keys) {
 }
 static_assert(kMinPageRunKeys == kTileRows && kTileRows == 1 << 4);
 
-// Loads rows of 32 keys, a few at a time, while those of the 32 keys before are multiplied.
+// Loads rows of 32 keys, a few at a time, while those of the previous 32 keys are multiplied.
 class GroupLoader {
  public:
   GroupLoader(const RowLoader& loader, int keys, int dims) : loader_(loader), keys_(keys), row_bytes_(2 * dims) {}
@@ -254,7 +256,7 @@ inline bool add_values_in_place(const AmxCall& call, const AmxBlock& block, cons
   return special == 0;
 }
 
-// The partials of a batch before a step, which another form repeats if a value is not finite.
+// A copy of a batch's partials before a step, from which the step is repeated in another form if a value is not finite.
 struct SavedRows {
   alignas(64) float offset[kTileRows];
   float sum[kTileRows];

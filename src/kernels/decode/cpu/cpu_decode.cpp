@@ -27,8 +27,8 @@ namespace ringattn::cpu {
 
 namespace {
 
-// KV heads of one work tile at most. Their rows of a token are adjacent in most caches, so a page of memory and what
-// processors load ahead serve all of them.
+// Maximum number of KV heads of a work tile. In most caches their rows of a token are adjacent, so they share memory
+// pages and hardware prefetches.
 constexpr int kMaxHeads = 8;
 constexpr int kNoTile = std::numeric_limits<int>::max();
 
@@ -92,7 +92,7 @@ struct SeenKeys {
   const std::int32_t* blocks;
 };
 
-// A key tile of one KV head, where it lies: rows of a plain cache, or of a format that load_quantized_rows() reads.
+// A key tile of one KV head in the cache: rows of a plain cache, or of a format that load_quantized_rows() reads.
 struct HeadTile {
   std::int64_t tile;  // among the keys that the rows see
   int head;           // of the work tile
@@ -200,13 +200,13 @@ class CpuDecode final : public DecodeKernel {
  private:
   static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
   static constexpr std::int64_t kKeysPerKvSplit = std::int64_t{kTilesPerKvSplit} * kKeyTile;
-  // With several threads, at least so many work tiles a thread, because threads are not equally fast. Rows of 8 bits or
-  // less are short: fewer tiles, so that more rows are adjacent (bench/notes/decoding.md).
+  // With several threads, each gets at least this many work tiles, because threads are not equally fast. Rows of 8 bits
+  // or less are short, so they have fewer work tiles, each with more adjacent rows (bench/notes/decoding.md).
   static constexpr int kWorkTilesPerThread = 8;
   static constexpr int kQuantizedTilesPerThread = 4;
   static constexpr int kWorkTilesPerHeartbeat = 32;  // per thread, between heartbeats
 
-  // A head's rows are apart in memory, so processors don't recognize the stream and are told what to load.
+  // A head's rows are far apart in memory, so processors don't recognize the stream and need explicit prefetches.
   static constexpr std::int64_t kCacheLine = 64;
   static constexpr std::int64_t kKeysAhead = 16;  // of a compressed cache
 
@@ -236,7 +236,7 @@ class CpuDecode final : public DecodeKernel {
     return tile + block_tiles * (block_index < seen.selected ? seen.blocks[block_index] - block_index : seen.gap);
   }
 
-  // As many as leave each thread a few work tiles: one thread reads adjacent rows of several heads faster.
+  // As many KV heads as leave each thread a few work tiles: one thread reads adjacent rows of several heads faster.
   int kv_heads_at_once(const DecodeStep& step, std::int64_t sequences) const {
     std::int64_t splits = 0;
     for (std::int64_t s = 0; s < sequences; ++s) {
@@ -281,8 +281,8 @@ class CpuDecode final : public DecodeKernel {
     return {table[sequence * step.block_table.stride + (token >> log2)], token & (page_size - 1)};
   }
 
-  // `keys` rows of one head, from key `first` of the sequence on, where they lie: pages hold a tile in whole page runs.
-  // `row_at(page, token)` is the address of a row, and rows of a page lie `stride` bytes apart.
+  // The addresses of `keys` rows of one head in the cache, from key `first` of the sequence on: pages hold a tile in
+  // whole page runs. `row_at(page, token)` is the address of a row, and rows of a page are `stride` bytes apart.
   template <class RowAt>
   static TileRows rows_in_place(const DecodeStep& step, std::int64_t page_size, std::int64_t stride,
                                 std::int64_t sequence, std::int64_t first, int keys, const RowAt& row_at) {
@@ -322,7 +322,7 @@ class CpuDecode final : public DecodeKernel {
         .decompress(row_at, sequence, tile.first_key, tile.keys, step.lengths[sequence], kv_head, rows, stride);
   }
 
-  // Tile `tile` among the keys that the work tile's rows see, of its KV head `head`.
+  // Tile number `tile` of the keys that the work tile's rows see, for its KV head `head`.
   HeadTile rows_of_tile(const DecodeStep& step, const DecodeWorkTile& work_tile, std::int64_t tile, int head) const {
     HeadTile rows{tile, head};
     rows.keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, work_tile.seen.length - tile * kKeyTile));
@@ -369,7 +369,8 @@ class CpuDecode final : public DecodeKernel {
            tile.first_key + tile.keys <= full_group_tokens(step.lengths[sequence], format.group);
   }
 
-  // Attends the rows of one KV head to a tile where it lies. Returns false if that cannot be done, and nothing was.
+  // Attends the rows of one KV head to a tile directly in the cache. Returns false, and changes nothing, if that is not
+  // possible.
   bool attend_in_place(const DecodeStep& step, const DecodeWorkTile& work_tile, const TileShape& shape,
                        const HeadTile& tile, const HeadTile* next, const float* queries, const RowBatch& batch,
                        float* scores) const {

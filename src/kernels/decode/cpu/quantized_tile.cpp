@@ -7,7 +7,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-// g++ 12 warns of its own intrinsics' undefined operands.
+// g++ 12 warns about undefined operands in its own intrinsics.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #ifndef __clang__
@@ -15,7 +15,7 @@
 #endif
 
 #define RINGATTN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
-// A row has few vectors, so that a call would cost as much as they do.
+// Inlined because a row has only a few vectors: a call would take as long as they do.
 #define RINGATTN_INLINE RINGATTN_AVX512 __attribute__((always_inline)) inline
 
 namespace ringattn::cpu {
@@ -26,13 +26,13 @@ constexpr int kRunDims = 32;    // elements of one vector of bf16
 constexpr int kBlockDims = 16;  // elements of two rows in one vector
 constexpr int kLineBytes = 64;
 constexpr std::size_t kBlockBytes = 1024;  // of 16 dims of 32 keys
-constexpr int kUsualDim = 128;             // which has loops of its own
+constexpr int kUsualDim = 128;             // has specialized loops
 
 using RowLoad = bool (*)(const QuantizedRows& quantized, int first, int end, std::byte* rows);
 
-// Scales and zero points outside these limits are left to the codec. From the least one on, the least element but zero
-// is a normal number: 1 · scale, 2^−9 · scale, and a multiple of the last bit of a scale or zero point. Up to the
-// greatest one, elements are finite: −128 · scale, 480 · scale, 15 · scale + zero point.
+// Rows with scales or zero points outside these limits are left to the codec. At or above the lower limit, the smallest
+// nonzero element is a normal number: 1 · scale, 2^−9 · scale, or a multiple of the last bit of a scale or zero point.
+// Up to the upper limit, elements are finite: −128 · scale, 480 · scale, 15 · scale + zero point.
 struct Limits {
   float min;
   float max;
@@ -51,10 +51,10 @@ float scale_at(const std::byte* address) {
   return value;
 }
 
-// In place of a row after a tile's last one.
+// Read instead of rows after a tile's last one.
 alignas(64) constexpr std::byte kZeroRow[kMaxHeadDim] = {};
 
-// Rows of a tile from a key on. Consecutive ones are `stride` apart within a page run.
+// Rows of a tile, starting with some key. Consecutive ones are `stride` apart within a page run.
 class RowCursor {
  public:
   RINGATTN_INLINE RowCursor(const TileRows& rows, int key) : rows_(rows), row_(rows.at(key)), stride_(rows.stride) {}
@@ -73,11 +73,11 @@ class RowCursor {
   std::int64_t stride_;
 };
 
-// Requests rows of the next tile, into the L2 cache. Always inlined: g++ 12 takes a function of prefetches for one
-// without effects, and drops its calls.
+// Prefetches rows of the next tile into the L2 cache. Always inlined: g++ 12 considers a function that only prefetches
+// to have no effects, and drops its calls.
 class Requests {
  public:
-  // `current` stands in for a tile that is not known.
+  // If the next tile is not known, pass `current`.
   RINGATTN_INLINE Requests(const QuantizedTile* next, const QuantizedTile& current, int key)
       : tile_(next != nullptr && key < next->keys ? *next : current),
         keys_(&tile_ == next ? next->keys : 0),
@@ -123,7 +123,7 @@ RINGATTN_INLINE __m512 alternate(float even, float odd) {
   return _mm512_mask_mov_ps(_mm512_set1_ps(even), 0xaaaa, _mm512_set1_ps(odd));
 }
 
-// Bytes of two rows in turn. Runs of 16, 8 bytes of each row, are in the order in which unpacking leaves them.
+// Bytes of two rows, interleaved: runs of 16 bytes, 8 from each row, in the order in which unpacking leaves them.
 class BytePairs {
  public:
   RINGATTN_INLINE BytePairs(const std::byte* even, const std::byte* odd, int bytes) {
@@ -169,8 +169,8 @@ RINGATTN_INLINE void dequantize_int8_pair(const std::byte* const (&values)[2], c
 }
 
 // E4M3: sign, exponent (4 bits), mantissa (3 bits). A power of two does not change how an element times the scale is
-// rounded. So the elements with exponent 1 and the subnormal ones, each times the scale, are a table, and bits of the
-// exponent are added to what it gives. A NaN is read as 480, as CompressedCache allows.
+// rounded. So a table has only the elements with exponent 1 and the subnormal ones, each times the scale, and the
+// exponent's bits are added to the result of the lookup. A NaN is read as 480, as CompressedCache allows.
 struct Fp8Table {
   __m512i normal;     // an index has the mantissa and the lower bits of the exponent, less 1
   __m512i subnormal;  // the same index
@@ -238,7 +238,7 @@ RINGATTN_INLINE __m512 scales_of(__m512i pairs) { return _mm512_castsi512_ps(_mm
 RINGATTN_INLINE __m512 zeros_of(__m512i pairs) {
   return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
 }
-// The lanes in which a scale or zero point is neither 0 nor within its limits.
+// The lanes whose scale or zero point is outside its limits and not 0.
 RINGATTN_INLINE __mmask32 unusual_int4(__m512i pairs) {
   const __m512i min = _mm512_set1_epi32(static_cast<int>(kMinInt4Pair));
   const __m512i range = _mm512_set1_epi32(static_cast<int>(kMaxInt4Pair - kMinInt4Pair));
@@ -307,7 +307,7 @@ RINGATTN_INLINE bool dequantize_int4_token_pair(const std::byte* const (&values)
 
 RINGATTN_AVX512 bool read_channel_scales(const QuantizedTile& tile, int group_first, int group, int dim,
                                          ChannelScales& scales) {
-  alignas(64) std::uint32_t pairs[kMaxHeadDim + 32];  // a token's are written with others after them
+  alignas(64) std::uint32_t pairs[kMaxHeadDim + 32];  // each token's are written together with others after them
   const int per_token = dim / group;                  // up to 18
   const __mmask16 first_pairs = lanes_below(per_token);
   for (int token = 0; token < group; ++token) {
@@ -434,7 +434,7 @@ struct Int4ChannelRows {
     dequantize_int4_channel(values, channels, dim, row);
     return true;
   }
-  // Groups are of an even number of keys.
+  // Groups have an even number of keys.
   RINGATTN_INLINE static bool pair(const QuantizedRows& quantized, int key, const std::byte* const (&values)[2],
                                    const std::byte* const (&)[2], int dim, std::byte* pairs) {
     alignas(64) std::byte rows[2][2 * kMaxHeadDim];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dequantizes key tiles of a cache in bf16 with AVX-512, for the formats of 8 bits and of 4. Elements are those of
+// Dequantizes key tiles of a cache in bf16 with AVX-512, for 8-bit and 4-bit formats. Elements are those of
 // quant/row_codec.hpp, except that subnormal ones are zero, as AMX tiles treat them.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace ringattn::cpu {
 
-// One head's rows of a tile in a compressed cache, where they lie.
+// Addresses of one head's rows of a tile in a compressed cache.
 struct QuantizedTile {
   TileRows values;
   TileRows scales;      // scales, or pairs of a scale and a zero point
@@ -19,7 +19,7 @@ struct QuantizedTile {
   int keys = 0;
 };
 
-// Whether load_quantized_rows() has the format. The processor must have AVX512-BF16.
+// Whether load_quantized_rows() supports the format. The processor must have AVX512-BF16.
 bool dequantizes_tiles(const RowFormat& format, const RowShape& shape);
 
 // kInt4Channel: scales and zero points of the group of tokens that was read last, of even channels and of odd ones.
@@ -29,8 +29,8 @@ struct ChannelScales {
   int first = -1024;  // the group's first key in the tile; negative: none was read
 };
 
-// What load_quantized_rows() reads: a tile, and the one that is read after it (null: not known), whose rows it
-// requests.
+// Arguments of load_quantized_rows(): the tile to read, and the tile that will be read after it, whose rows are
+// prefetched (null: not known).
 struct QuantizedRows {
   const RowFormat* format = nullptr;
   int dim = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode from a compressed cache: loads of its tiles, the kernel, and its launch. Work tiles, KV tiles and tile steps
 // are those of decode.cuh. The threads of a CTA dequantize a tile instead of copying it, so a stage is complete at the
-// next barrier. Warps without rows, which most decode steps have, dequantize a tile while the others compute the one
-// before it.
+// next barrier. Most decode steps have warps without rows: these dequantize a tile while the other warps compute the
+// previous one.
 #pragma once
 
 #include "kernels/attention/sm80/sliced/tile_step.cuh"
@@ -395,7 +395,7 @@ __device__ __forceinline__ void decode_compressed_tile(const CompressedParams& p
     cuda::copy_wait<0>();  // for the queries, before the first tile
     __syncthreads();
     if constexpr (C::kStages > 1) {
-      // The tile has arrived, and all warps are done with the one before it.
+      // The tile has arrived, and all warps are done with the previous one.
       const std::uint32_t k_tile = k_tiles + stage * Layout::kKBytes;
       const std::uint32_t v_tile = v_tiles + stage * Layout::kVBytes;
       stage ^= 1U;
@@ -405,7 +405,7 @@ __device__ __forceinline__ void decode_compressed_tile(const CompressedParams& p
       }
       if (attends) step.attend(state, k_tile, v_tile, masked, first_key, [] {});
     } else {
-      // The tile's K has arrived, and all warps are done with V of the one before it.
+      // The tile's K has arrived, and all warps are done with V of the previous tile.
       if (tile >= work_tile.begin) dequantize_v(tile, v_tiles);
       const auto between = [] { __syncthreads(); };  // V has arrived, and all warps are done with K
       if (attends) {

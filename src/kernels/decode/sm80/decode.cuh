@@ -123,7 +123,7 @@ __device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const De
     cuda::copy_wait<0>();
     __syncthreads();
     if constexpr (C::kStages > 1) {
-      // The tile has arrived, and all warps are done with the one before it.
+      // The tile has arrived, and all warps are done with the previous one.
       stage ^= 1U;
       if (tile + 1 < end) {
         copy_k(tile + 1, stage);
@@ -132,7 +132,7 @@ __device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const De
       cuda::copy_commit();
       if (has_rows) step.attend(state, k_tile, v_tile, masked, first_key, [] {});
     } else {
-      // The tile's K has arrived, and all warps are done with V of the one before it.
+      // The tile's K has arrived, and all warps are done with V of the previous tile.
       copy_v(tile, stage);
       cuda::copy_commit();
       const auto between = [&] {
@@ -153,7 +153,7 @@ __device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const De
   if (p.finish) merge_if_last<C>(p, work_tile);
 }
 
-// Bytes of shared memory that a CTA uses beside its work tile.
+// Bytes of shared memory that a CTA uses in addition to its work tile.
 template <class C>
 constexpr int decode_layout_bytes() {
   if constexpr (C::kSlices > 1) {

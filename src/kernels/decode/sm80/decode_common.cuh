@@ -83,7 +83,7 @@ struct DecodeWorkTile {
   int first;  // index of tile row 0 among the row group's rows · ratio; row i of query head h has index i · ratio + h
   int tile_rows;         // valid rows; 0: there is no such work tile
   int begin, end;        // KV tiles that it attends to, within one split
-  int whole, whole_end;  // those of which every row sees every key
+  int whole, whole_end;  // tiles in which every row sees every key
   int cache_offset;      // added to a key's index in its sequence gives its index in the cache
   int first_page;        // first page run of the work tile; each page run's keys lie in one page
   int mask_row;          // over all sequences
@@ -241,7 +241,7 @@ __device__ __forceinline__ void load_pages(const WorkTileParams& p, const Decode
   }
 }
 
-// Page and token in the page of a key of the work tile, where `token` is its index in the cache.
+// Page of a key of the work tile, and the token in the page. `token` is the key's index in the cache.
 struct CachedKeyCoord {
   std::int64_t page, in_page;
 };

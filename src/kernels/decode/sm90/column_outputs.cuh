@@ -14,7 +14,7 @@
 
 namespace ringattn::sm90 {
 
-// V of a 16-bit cache as the A operand of ColumnOutputs (column_outputs.cuh).
+// V of a 16-bit cache as operand A of ColumnOutputs (column_outputs.cuh).
 
 // V tiles of 16-bit elements in TMA's layout, for a warp with outputs: it has some of its CTA's columns, in blocks of
 // 16, the M of its mma.
@@ -77,7 +77,7 @@ class TileColumns {
   __device__ __forceinline__ static void choose_path(const With& with) {
     with(0);
   }
-  // Whether this is the path of the current tile too; else unusual(path) is.
+  // Whether `path` is also the path of the current tile. If not, unusual(path) is.
   __device__ __forceinline__ static constexpr bool is_usual(int) { return true; }
   __device__ __forceinline__ static constexpr int unusual(int path) { return path; }
   // Only constants of the instructions differ from step to step.
@@ -231,7 +231,7 @@ class ColumnOutputs {
     const bool scored = barrier_ended(map_.score_full(score_state_.index), score_state_.parity);
     return values_.landed() && scored;
   }
-  // Waits for them. The tile has `keys` keys.
+  // Waits for both. The tile has `keys` keys.
   __device__ __forceinline__ void await_next(int keys) const {
     barrier_wait(map_.score_full(score_state_.index), score_state_.parity);
     values_.await(keys);

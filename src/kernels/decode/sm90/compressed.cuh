@@ -133,8 +133,8 @@ class Dequantizer {
   PackedPipelineState<C::kStages> ring_;
 };
 
-// Decodes those of the work tiles first, first + step, … for which chosen(number) is true. kWholeThreads threads call
-// it.
+// Decodes those of the work tiles first, first + step, … for which chosen(number) is true. Called by kWholeThreads
+// threads.
 template <class C, class Chosen>
 __device__ __forceinline__ void decode_whole_tiles(const CompressedParams& p, const DecodeMap<C>& map, int first,
                                                    int step, const Chosen& chosen) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How sm90_attention decodes a DecodeSpec. Tile sizes, and everything else that changes a bit of the result, are those
-// of prefill. What is added here only decides where data is placed.
+// How sm90_attention decodes a DecodeSpec. Tile sizes, and everything else that affects bits, are those of prefill.
+// This file adds only memory layout.
 #pragma once
 
 #include <algorithm>

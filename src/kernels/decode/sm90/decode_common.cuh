@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the decode kernels share. Work tiles: which rows and KV splits a CTA computes, how it finds them on the device,
-// and the rows of a work tile. The epilogue: a work tile stores its partials, and the last one of a row block merges
-// all of them, in ascending order, by the same merge step as prefill (kernels/attention/merge.hpp).
+// Device code that the decode kernels share. Work tiles: which rows and KV splits a CTA computes, how it finds them on
+// the device, and the rows of a work tile. The epilogue: a work tile stores its partials, and the last one of a row
+// block merges all of them, in ascending order, by the same merge step as prefill (kernels/attention/merge.hpp).
 #pragma once
 
 #include "kernels/attention/cuda/attention_state.cuh"
@@ -29,9 +29,9 @@ concept HasBlockMask = requires(const Params& p) {
   p.mask;
 };
 
-// The launch for what sequences have besides their shared prefixes runs concurrently with the prefix launch before it,
-// which has waited for all earlier ones (prefix.cuh). So it waits at its end: when it is complete, both are. A reader
-// of a prefix state waits before reading (await_states()).
+// The launch for all other keys of the sequences runs concurrently with the prefix launch before it, which has waited
+// for all earlier launches (prefix.cuh). So it waits for the prefix launch at its end: when it is complete, both are. A
+// reader of a prefix state waits before reading (await_states()).
 template <class Params>
 __device__ __forceinline__ void pdl_wait_before_step(const Params& p) {
   if constexpr (HasPrefixes<Params>) {
@@ -351,7 +351,7 @@ __device__ __forceinline__ BasicKeyRange<int> common_keys(const WorkTileParams& 
   return keys.empty() ? BasicKeyRange<int>{kNoKey, 0} : keys;
 }
 
-// The two rows of which a thread of the consumer warpgroup has a share: `half` 0 and 1.
+// The two rows that a thread of the consumer warpgroup works on: `half` 0 and 1.
 struct ThreadRows {
   DecodeCoord coord[2];
   bool present[2];  // else there is no such row, and the fields repeat the last row
@@ -552,7 +552,7 @@ struct FinishedRow {
   __device__ void write_lse() const { sm90::write_lse(p, coord.row, coord.query_head, end.lse()); }
 };
 
-// Stores a thread's acc of the row of `half`. `to` is where this CTA's columns start.
+// Stores a thread's acc of the row of `half`. `to` is the address of this CTA's columns.
 template <class C>
 __device__ __forceinline__ void store_accumulators(float* to, const AttentionState<C>& rows, int half) {
   auto* const outputs = reinterpret_cast<float4*>(to) + thread_of_cta() % 4;
@@ -610,8 +610,8 @@ __device__ __forceinline__ void restore_row(const Params& p, const DecodeCoord& 
   }
 }
 
-// Finishes the row of `half` or stores its partial. `sum` is the row's. `first_column` is where this CTA's columns
-// start in a partial; the CTA with column 0 stores the stats.
+// Finishes the row of `half` or stores its partial. `sum` is that of the row. `first_column` is this CTA's first column
+// in a partial; the CTA with column 0 stores the stats.
 template <class C, class Params>
 __device__ __forceinline__ void store_row(const Params& p, const DecodeWorkTile& work_tile,
                                           const ThreadRows& thread_rows, const AttentionState<C>& rows, int half,

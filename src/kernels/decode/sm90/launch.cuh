@@ -43,7 +43,8 @@ struct PrefixConfig : DecodeConfig<Element_, kAttention> {
   static constexpr int kStages = prefix_stages(kAttention);
 };
 
-// The prefix kernel on CTA pairs, of which each CTA has half of the output columns: kDimV counts a CTA's.
+// The prefix kernel on CTA pairs. Each CTA of a pair has half of the output columns, and kDimV is its number of
+// columns.
 template <class Element_, AttentionConfig kAttention>
 struct PrefixCtaPairConfig : DecodeConfig<Element_, kAttention> {
   using Params = PrefixParams;

@@ -4,7 +4,7 @@
 // it stores their states, from which the next launch resumes. That launch stores the partials of each sequence's own
 // splits, and a merge finishes the rows.
 //
-// There are few work tiles, so the latency of each counts. Two warpgroups score tiles in turn and write the
+// There are few work tiles, so the latency of each counts. Two warpgroups score tiles alternately and write the
 // probabilities to shared memory; only one does if the accumulators leave no registers for two. Another warpgroup adds
 // P V of all tiles, in order. So the tensor cores have work during the softmax. The arithmetic is prefill's: the same
 // functions on the same fragments, in the same order.
@@ -309,8 +309,8 @@ class PrefixConsumer {
     return named_any(kDecodeBarrier, kDecodeConsumerThreads, more);
   }
 
-  // Scores → probabilities and the thread's shares of their sums. Returns whether a row of the warp exceeds the rescale
-  // threshold.
+  // Computes probabilities from scores, and the thread's shares of their sums. Returns whether a row of the warp
+  // exceeds the rescale threshold.
   template <bool kSpecial>
   __device__ __forceinline__ bool softmax_step(Scores& s) {
     if constexpr (kSpecial) {

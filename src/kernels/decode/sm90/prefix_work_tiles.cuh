@@ -219,7 +219,7 @@ __device__ __forceinline__ void each_member(const PrefixParams& p, int lane, Par
   }
 }
 
-// Work tiles of a prefix and KV head with `members` members, of which `of_all` share all of its tiles.
+// Number of work tiles of a prefix and KV head with `members` members, `of_all` of which share all of its tiles.
 template <class C>
 __device__ __forceinline__ int blocks_of_prefix(const PrefixParams& p, int prefix, int members, int of_all) {
   const int tiles = prefix_tiles<C>(p, prefix);

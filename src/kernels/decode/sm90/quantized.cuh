@@ -17,8 +17,9 @@ namespace ringattn::sm90 {
 // The loops over columns are not unrolled: there are several warp roles, and their code must stay in the instruction
 // cache.
 //
-// A fragment has 4 adjacent columns of each 16, even ones first, where an mma fragment has two pairs that are 8 columns
-// apart. So the query rows are permuted likewise: an mma adds its 16 terms at once, whichever lane has them.
+// A fragment has 4 adjacent columns of each 16, even ones first, while an mma fragment has two pairs that are 8 columns
+// apart. So the query rows are permuted in the same way. This does not change bits, because an mma adds its 16 terms at
+// once, in whatever lanes they are.
 
 template <class C>
 class QuantizedKeys {
@@ -86,7 +87,7 @@ class QuantizedKeys {
     release();
   }
 
-  // Returns with(path), where path says how usual tiles are dequantized; true if there can't be any.
+  // Returns with(path), where path says how usual tiles are dequantized. Returns true if no tile can be usual.
   template <class With>
   __device__ __forceinline__ bool choose_path(const With& with) const {
     // values may be NaN, which a product in the element type would not propagate
@@ -430,7 +431,7 @@ class QuantizedKeys {
 // ldmatrix transposes units of 16 bits: two adjacent columns of 8-bit values, or four of 4-bit values. So a lane has
 // these of two keys, and adjacent columns become mma rows that are 8 apart, or rows of the next block of 16.
 
-// As TileColumns.
+// See TileColumns.
 template <class C>
 class QuantizedColumns {
  private:

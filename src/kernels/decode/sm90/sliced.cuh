@@ -347,7 +347,7 @@ class Scorer {
     }
     arrive_offsets(turn, fails || info.get(WorkTileInfo::kFails) != 0);
   }
-  // Takes them from the rows' states. A row that has seen no key yet makes the work tile fail.
+  // Takes the softmax_offsets from the rows' states. A row that has seen no key yet makes the work tile fail.
   __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile, std::uint32_t turn) {
     await_states();
     bool fails = false;
@@ -365,7 +365,7 @@ class Scorer {
     }
     arrive_offsets(turn, fails);
   }
-  // Takes those that the first scoring warpgroup has fixed.
+  // Takes the softmax_offsets that the first scoring warpgroup has fixed.
   __device__ __forceinline__ void load_offsets(std::uint32_t turn) {
     barrier_wait(map_.softmax_offsets_full(turn), turn / 2 & 1U);
 #pragma unroll
@@ -374,7 +374,7 @@ class Scorer {
       shift_[row] = softmax_offset == -INFINITY ? 0.0F : -softmax_offset;
     }
   }
-  // Posts them to the sum adder and to the other scoring warpgroups.
+  // Posts the softmax_offsets to the sum adder and to the other scoring warpgroups.
   __device__ __forceinline__ void arrive_offsets(std::uint32_t turn, bool fails) const {
     fails = __any_sync(0xffffffffU, fails);
     if (warp_ == 0 && lane_ == 0) store_number(map_.offset_flags(turn), fails ? ScoreStage::kFails : 0);

@@ -358,7 +358,7 @@ class RowOutputs {
     const bool scored = barrier_ended(map_.score_full(score_state_.index), score_state_.parity);
     return values_.landed() && scored;
   }
-  // Waits for them, unless `ready`. The tile has `keys` keys.
+  // Waits for both, unless `ready`. The tile has `keys` keys.
   __device__ __forceinline__ void await_next(bool ready, int keys) const {
     if (ready && keys >= C::kKeyTile) return;
     barrier_wait(map_.score_full(score_state_.index), score_state_.parity);

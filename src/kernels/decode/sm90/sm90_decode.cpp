@@ -22,7 +22,7 @@ namespace ringattn::sm90 {
 
 namespace {
 
-// Sets what a step and a merge share: `rows` query tokens of each sequence, `all` query tokens in total.
+// Sets the parameters that a step and a merge share: `rows` query tokens of each sequence, `all` query tokens in total.
 void set_shape(const AttentionSpec& spec, const AttentionOutput& output, int rows, std::int64_t all,
                const std::int32_t* lengths, cuda::AttentionParams& p, DecodeRows& query_rows) {
   p.mask = spec.mask;
@@ -134,7 +134,7 @@ const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
 // computed after those of whole splits.
 constexpr int kMinPartialSplitTiles = 8;
 
-// Scratch memory: what the work tiles of a step exchange, as byte offsets.
+// Scratch memory for data that the work tiles of a step exchange, as byte offsets.
 struct ScratchLayout {
   std::int64_t splits;  // maximum KV splits of a sequence
   std::size_t outputs, stats, arrived, failed, partials, states, bytes;
@@ -200,7 +200,7 @@ class Sm90Decode final : public DecodeKernel {
   }
 
  private:
-  // The most sequences that one launch takes.
+  // Maximum number of sequences of one launch.
   std::int64_t max_sequences() const { return kMaxDecodeSequences / mask_heads_of(spec_.attention.block_mask); }
 
   void enqueue_launch(const DecodeStep& step, Stream stream) const {
@@ -266,8 +266,9 @@ class Sm90Decode final : public DecodeKernel {
   bool may_have_partial_split() const {
     return whole_split_keys() == 0 || limits_.keys - whole_split_keys() >= kMinPartialSplitTiles * key_tile();
   }
-  // How many of `resident` CTAs or clusters a launch of `work_tiles` gets beside one that keeps `busy` of them. If its
-  // work tiles may wait for that launch, the CTAs that become free then are added, as p.late.
+  // Number of CTAs or clusters, out of `resident`, for a launch of `work_tiles` that runs concurrently with one that
+  // keeps `busy` of them. If its work tiles may wait for that launch, the CTAs that become free afterwards are added,
+  // as p.late.
   int concurrent_ctas(int resident, int busy, std::int64_t work_tiles, DecodeParams& p) const {
     const auto at_once = static_cast<int>(std::clamp<std::int64_t>(resident - busy, 1, work_tiles));
     if (busy == 0 || !may_have_partial_split()) return at_once;
@@ -303,8 +304,8 @@ class Sm90Decode final : public DecodeKernel {
                                                                                                         : min_slices;
   }
 
-  // The same for quantized caches: the least total time, where clusters take work tiles in waves. kWorkTileTime is the
-  // time of a work tile relative to one CTA (bench/notes/quantized-kv.md).
+  // The same for quantized caches: minimizes the total time, with work tiles processed in waves of clusters.
+  // kWorkTileTime is the time of a work tile relative to one CTA (bench/notes/quantized-kv.md).
   int slices_of_quantized(std::int64_t work_tiles) const {
     constexpr double kWorkTileTime[] = {1.0, 0.7, 0.5};
     int best = 1;

@@ -26,7 +26,7 @@ struct DeltaCarryTile {
   static constexpr int kConsumers = 32 * kConsumerWarps;
   static constexpr int kThreads = kConsumers + 32;
 
-  // M is loaded in parts, so that the first is there early.
+  // M is loaded in parts, so that the first part arrives early.
   static constexpr int kStages = 3;
   static constexpr int kParts = 4;
   static constexpr int kPartDims = kDeltaDim / kParts;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) delta_carry_kernel(const __
   // Segments whose M is used: [first, end).
   const std::int64_t first = run.initial == nullptr ? 1 : 0;
   const std::int64_t end = run.final == nullptr ? segments - 1 : segments;
-  if (end < first) return;  // one segment from zero, whose final state nobody needs
+  if (end < first) return;  // one segment from zero, whose final state is not needed
   const auto full = [base](std::uint32_t stage, int part) {
     return base + Tile::kFull + (stage * Tile::kParts + static_cast<std::uint32_t>(part)) * kBarrierBytes;
   };
@@ -161,7 +161,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) delta_carry_kernel(const __
       for (int r = 0; r < kRows; ++r) state[c][r] = next[c][r];
     }
     if (segment + 1 < end) load_states(next, segment + 1);
-    // All have stored S. They have also read S of the segment before, whose memory the next segment overwrites.
+    // All threads have stored S. They have also read S of the previous segment, whose memory the next segment
+    // overwrites.
     named_sync(kDeltaCarryBarrier, Tile::kConsumers);
     const std::uint32_t stage = ring.stage();
     const auto* const transition = reinterpret_cast<const float*>(shared + stage * Tile::kTransitionBytes) + row;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a chunk's products need besides q, k and v, and does not depend on the state: T · diag(β) with T = (I + A)⁻¹
+// The factors of a chunk's products that do not depend on the state, besides q, k and v: T · diag(β) with T = (I + A)⁻¹
 // and A_ij = β_i (k_i · k_j) exp2(G_i − G_j) for j < i, decays of the chunk's tokens, and the scores scale · (q_i ·
 // k_j) exp2(G_i − G_j) for j ≤ i. A CTA computes a chunk for up to four value heads that share q and k. Its warpgroup
 // computes k · kᵀ and q · kᵀ by wgmma and scales them for each head. Then each warp inverts one head's matrix.
@@ -68,7 +68,8 @@ __device__ __forceinline__ void compute_norms(std::uint32_t keys, float* norms) 
   norms[thread_of_warpgroup()] = __fdiv_rn(1.0F, __fsqrt_rn(__fadd_rn(sum, kQkL2NormEps)));
 }
 
-// Scales k · kᵀ by −1 and the norms' factors, and q · kᵀ by `scale` and them: what all heads have in common.
+// Scales k · kᵀ by −1 and the norms' factors, and q · kᵀ by `scale` and the norms' factors. This is the same for all
+// heads.
 __device__ __forceinline__ void scale_by_norms(float (&kk)[8][4], float (&qk)[8][4], const float* norms, float scale) {
   const int first_row = tile_row_of_thread();
   float of_k[2];
@@ -191,8 +192,8 @@ __device__ __forceinline__ void invert(float* square) {
   }
 }
 
-// One warp: stores T · diag(β) as a panel, with zeros above the diagonal, in place of T: row i ends where row i / 2 of
-// T did or before.
+// Called by one warp. Stores T · diag(β) as a panel, with zeros above the diagonal. The panel overwrites T: its row i
+// ends no later than row i / 2 of T did.
 __device__ __forceinline__ void round_inverse(const float* square, const float* beta, std::uint32_t panel) {
   const int lane = thread_of_warpgroup() % 32;
   const int chunk = lane % 8;  // of eight columns

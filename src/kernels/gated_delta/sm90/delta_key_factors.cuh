@@ -61,8 +61,8 @@ __device__ __forceinline__ std::uint32_t pack_product(float2 a, float2 b) {
   return pack_bf16(__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y));
 }
 
-// What an element of the two products is multiplied by, and where it is stored: −A transposed, as invert() wants it,
-// and the scores as a panel.
+// The factors of an element of the two products, and where it is stored: −A transposed, as invert() needs it, and the
+// scores as a panel.
 class KeyFactorRow {
  public:
   __device__ __forceinline__ KeyFactorRow(const KeyFactorMemory& memory, int row, float scale) {
@@ -188,7 +188,7 @@ __device__ __forceinline__ void multiply_own_tokens(const KeyFactorMemory& memor
 #pragma unroll
         for (int of = 0; of <= row / 4; ++of) {
           float(&sum)[8] = sums[row / 4][of];
-          // Selected, not skipped: branches would keep the loads of later rows behind them.
+          // A select instead of a branch: branches would delay the loads of later rows.
           keys[of][e] = __fmul_rn(keys[of][e], of < row / 4 || group < row % 4 ? decays[e] : 1.0F);
           sum[row % 4] = __fmaf_rn(k[e], keys[of][e], sum[row % 4]);
           sum[4 + row % 4] = __fmaf_rn(q[e], keys[of][e], sum[4 + row % 4]);

@@ -104,9 +104,9 @@ struct DeltaUpdateParams {
   const std::int32_t* slots;  // [sequences]; null: slot of a sequence is its index; < 0: padding
 };
 
-// delta_carry_kernel, by the columns of a state that a CTA has: with fewer columns, more CTAs share a head, and each
-// takes less time for a segment, but reads the same M. `step_seconds`: for a segment, on an H200 whose multiprocessors
-// all have a CTA (bench/notes/gated_delta.md).
+// delta_carry_kernel, by the columns of a state that a CTA has. With fewer columns, more CTAs share a head; each takes
+// less time for a segment, but reads the same M. `step_seconds`: the time for a segment, on an H200 whose
+// multiprocessors all have a CTA (bench/notes/gated_delta.md).
 struct DeltaCarryForm {
   int width;
   double step_seconds;
@@ -150,7 +150,7 @@ struct DeltaLayout {
   static constexpr int kFactors = kAfterQueries + (kKeyDecays ? kDeltaTileBytes : 0);
   static constexpr int kScores = kFactors + DeltaFactors::kBytes;
   static constexpr int kStageBytes = kScores + (kOutputs ? kDeltaSquareBytes : 0);
-  // What bulk copies bring to a stage.
+  // Bytes that bulk copies load into a stage.
   static constexpr int kBulkBytes = DeltaFactors::kBytes + (kOutputs ? kDeltaSquareBytes : 0) +
                                     (kKeyDecays ? (kOutputs ? 3 : 2) * kDeltaTileBytes : 0);
 
@@ -171,7 +171,7 @@ struct DeltaFactorLayout {
 
   static constexpr int kKeys = 0;
   static constexpr int kQueries = kKeys + kDeltaTileBytes;
-  static constexpr int kSquare = 0;  // [heads], in place of the tiles
+  static constexpr int kSquare = 0;  // [heads], overwrites the tiles
   static_assert(kQueries + kDeltaTileBytes <= kFactorHeads * kSquareBytes);
   static constexpr int kSums = kSquare + kFactorHeads * kSquareBytes;    // [heads][64]: G
   static constexpr int kBeta = kSums + kFactorHeads * kDeltaChunk * 4;   // [heads][64]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What delta_state_kernel and delta_output_kernel share. A CTA processes a segment of one value head. Its producer
+// Code shared by delta_state_kernel and delta_output_kernel. A CTA processes a segment of one value head. Its producer
 // warpgroup loads the chunks. Each of two consumer warpgroups computes 64 columns of v, all transposed: its state Sᵀ
 // [64 columns, 128 dims] stays in registers as a wgmma accumulator, whose layout, rounded, is also that of the operand
 // A of the next product. So neither the state nor u passes through shared memory, and the warpgroups need not wait for
@@ -122,7 +122,7 @@ __device__ __forceinline__ void round_operand(std::uint32_t (&a)[kSteps][4], con
   }
 }
 
-// What a vector over the columns of an accumulator has for element pairs [n] of a thread.
+// The elements of a vector over the columns of an accumulator that belong to element pair [n] of a thread.
 __device__ __forceinline__ float2 adjacent_pair(std::uint32_t vector, int n) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"

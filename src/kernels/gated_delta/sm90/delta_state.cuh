@@ -14,8 +14,8 @@
 
 namespace ringattn::sm90 {
 
-// Advances a state by a chunk, and leaves the last product in flight. `values` is the warpgroup's panel of v. M has
-// kValues false: its values are zero. All products that were in flight are complete when `landed` is called.
+// Advances a state by a chunk, and leaves the last product in flight. `values` is the warpgroup's panel of v. kValues
+// is false for M, whose values are zero. All products that were in flight are complete when `landed` is called.
 template <class Element, bool kKeyDecays, bool kValues, class Landed>
 __device__ __forceinline__ void advance_state(DeltaState& state, std::uint32_t stage, std::uint32_t values,
                                               Landed landed) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix product of the CPU kernels by AMX tiles, C[rows, columns] = Σ_k X[rows, k] · W[columns, k] of bf16, or of int8
-// with exact sums. Each bf16 element is a sum of TDPBF16PS from zero in K order, 32 elements at a time: two chains of
-// 16 fused multiply-adds from zero, of even elements and of odd ones, whose sum is added. Subnormals are zero. So its
-// bits do not depend on which rows and columns are computed together, nor on the form below.
+// Matrix product of the CPU kernels by AMX tiles, C[rows, columns] = Σ_k X[rows, k] · W[columns, k], of bf16, or of
+// int8 with exact sums. Each bf16 element is a sum of TDPBF16PS from zero in K order, 32 elements at a time: two chains
+// of 16 fused multiply-adds from zero, one over even elements and one over odd ones, and their sum is added. Subnormals
+// are zero. So an element's bits do not depend on which rows and columns are computed together, nor on the form below.
 //
-// Rows of W are the left factor: W is read where it lies, as [16 columns, 64 bytes of K]. The right factor is X, packed
-// once for all columns as [⌈bytes of K / 64⌉, 16 quads of bytes, 16 rows, 4]. C comes out transposed.
+// Rows of W are the left factor: W is read without packing, as [16 columns, 64 bytes of K]. The right factor is X,
+// packed once for all columns as [⌈bytes of K / 64⌉, 16 quads of bytes, 16 rows, 4]. C is transposed.
 #if defined(RINGATTN_KERNELS_CPU_AMX_GEMM_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_AMX_GEMM_INL_HPP_
 #undef RINGATTN_KERNELS_CPU_AMX_GEMM_INL_HPP_
@@ -26,7 +26,7 @@
 #if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX3
 #define RINGATTN_HAVE_AMX_GEMM
 
-// As in amx_pairs-inl.hpp.
+// The same warning as in amx_pairs-inl.hpp.
 HWY_DIAGNOSTICS(push)
 HWY_DIAGNOSTICS_OFF(disable : 4701, ignored "-Wmaybe-uninitialized")
 
@@ -65,7 +65,7 @@ inline void pack_amx_columns(const std::byte* w, std::int64_t stride, std::int64
   }
 }
 
-// As pack_amx_columns() of bf16, from a W whose columns lie side by side, and K `stride` bytes apart.
+// Like pack_amx_columns() of bf16, for a W whose columns are adjacent and whose K is `stride` bytes apart.
 inline void pack_amx_columns_transposed(const std::byte* w, std::int64_t stride, std::int64_t columns,
                                         std::int64_t dim_k, std::byte* tiles) {
   for (std::int64_t k = 0; k < dim_k; k += kTileDepth, tiles += 2 * kTileBytes) {
@@ -90,7 +90,7 @@ struct AmxColumns {
   std::size_t half_stride = 0;      // bytes to the other 16 columns
   std::size_t step_stride = 0;      // bytes to the next 64 bytes of K
   std::int64_t steps = 0;           // whole ones
-  const std::byte* last = nullptr;  // packed, an incomplete step after them; null: there is none
+  const std::byte* last = nullptr;  // a packed incomplete step after the others; null: there is none
 };
 
 // As pack_amx_columns() wrote them.
@@ -98,7 +98,7 @@ inline AmxColumns packed_columns(const std::byte* tiles, std::int64_t bytes) {
   return {tiles, kTileRowBytes, kTileBytes, 2 * kTileBytes, (bytes + kTileRowBytes - 1) / kTileRowBytes, nullptr};
 }
 
-// Where they lie, if all exist. `scratch` has room for all of them packed.
+// Uses W in place if all columns exist. Otherwise packs them to `scratch`, which has room for all of them.
 inline AmxColumns columns_in_place(const std::byte* w, std::int64_t stride, std::int64_t columns, std::int64_t bytes,
                                    std::byte* scratch) {
   if (columns < kAmxColumns) {

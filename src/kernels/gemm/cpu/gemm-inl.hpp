@@ -34,7 +34,7 @@ inline constexpr int kPanelVectors = 2;
 #endif
 inline constexpr std::size_t kLanes = hn::MaxLanes(Floats());
 inline constexpr std::size_t kPanelWidth = kPanelVectors * kLanes;
-inline constexpr std::size_t kPanelRowsAhead = 12;  // B is prefetched so far ahead: 150 cycles with AVX-512
+inline constexpr std::size_t kPanelRowsAhead = 12;  // B is prefetched this far ahead: 150 cycles with AVX-512
 inline constexpr int kLineVectors = kLanes < 16 ? static_cast<int>(16 / kLanes) : 1;  // vectors of a cache line
 
 struct GemmOperands {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-// As in tile_ops.cpp.
+// The same SIMD targets as in common/cpu/tile_ops.cpp.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gemm/cpu/gemm_ops.cpp"

@@ -55,7 +55,7 @@ struct GemmTiles {
 };
 
 struct GemmTileOps {
-  // Packs 16 rows, of which a null one is zero: [⌈bytes / 64⌉, 1 KiB].
+  // Packs 16 rows to [⌈bytes / 64⌉, 1 KiB]. A null row is packed as zeros.
   void (*pack_rows)(const std::byte* const* rows, std::int64_t bytes, std::byte* tiles);
   // Packs a matrix whose n_stride is that of an element: [⌈dim_n / 32⌉, ⌈dim_k / 32⌉, 2 KiB].
   void (*pack_transposed)(const GemmMatrix& matrix, std::byte* tiles);

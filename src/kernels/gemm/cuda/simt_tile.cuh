@@ -53,8 +53,8 @@ struct SimtTile {
 };
 
 // Copies elements [k, min(k + kSimtDepth, end)) of an operand whose rows have contiguous k. row_at(first, own) is the
-// address of row first + own of the tile, where `first` is the same for all threads. Rows after the last may be copies
-// of it, whose products nobody stores. `aligned`: each row's element k is aligned to 16 bytes.
+// address of row first + own of the tile; `first` is the same for all threads. Rows after the last may be copies of it,
+// whose products are not stored. `aligned`: each row's element k is aligned to 16 bytes.
 template <class Tile, int kRows, class RowAt>
 __device__ __forceinline__ void copy_simt_rows(std::uint32_t panel, RowAt row_at, bool aligned, int k, int end) {
   constexpr int kRowsAtOnce = Tile::kThreads / 8;
@@ -109,7 +109,7 @@ template <class Tile>
 __device__ __forceinline__ void add_simt_products(typename Tile::Sums& sums, const float* stage, int depth) {
   const float* const rows = stage + Tile::row(0) * kSimtDepth;
   const float* const columns = stage + Tile::kRows * kSimtDepth;
-  // Where element k of row i, or of column j, is.
+  // Address of element k of row i, or of column j.
   const auto in_row = [&](int i, int chunk) {
     return rows + i * 4 * kSimtDepth + (chunk ^ Tile::lane_row() ^ (i % 2 * 4)) * 4;
   };
@@ -181,7 +181,7 @@ __device__ __forceinline__ void add_simt_runs(float* shared, const Operands& ope
 #pragma unroll 1
     do {
       copy_wait<Tile::kStages - 2>();
-      __syncthreads();  // the stage has arrived, and all warps are done with the one before, which is filled next
+      __syncthreads();  // the stage has arrived, and all warps are done with the previous one, which is filled next
       copy();
       add_simt_products<Tile>(sums, shared + used * (Tile::kStageBytes / 4), min(left, kSimtDepth));
       used = used + 1 == Tile::kStages ? 0 : used + 1;

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(C::kThreads, 2) gemm_kernel(const __grid_const
   float sums[2][8][4] = {};
   for (int panel = 0; panel < panels; ++panel) {
     cuda::copy_wait<C::kStages - 2>();
-    __syncthreads();  // the panel has arrived, and all warps are done with the one before, whose stage is filled next
+    __syncthreads();  // the panel has arrived, and all warps are done with the previous one, whose stage is filled next
     copy(panel + C::kStages - 1);
     const std::uint32_t rows = stage(panel);
     const std::uint32_t weights = rows + C::kRows * cuda::kPanelRowBytes;

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(const __gr
   StageCursor current;
   for (int nth = 0; current.unit < p.unit_count; ++nth) {
     cuda::copy_wait<kStages - 2>();
-    __syncthreads();  // the stage has arrived, and all warps are done with the one before, which is filled next
+    __syncthreads();  // the stage has arrived, and all warps are done with the previous one, which is filled next
     copy(nth + kStages - 1);
     const std::uint32_t left = stages + static_cast<std::uint32_t>(nth % kStages * kStageBytes);
     const std::uint32_t right = left + kOperandBytes;

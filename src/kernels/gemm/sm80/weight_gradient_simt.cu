@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel of sm80_weight_gradient_simt: fp32, by fused multiply-adds. A unit's sums are chains over its tokens, from
-// zero. They are added to dw, of which each element has one thread.
+// zero. They are added to dw. Each element of dw has one thread.
 #include "base/cuda.hpp"
 #include "kernels/gemm/cuda/simt_tile.cuh"
 #include "kernels/gemm/sm80/sm80_weight_gradient.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A work item is a panel of columns for a block of rows. With vectors, the weights of the panel are packed one chain of
 // multiply-adds at a time, and multiplied by all rows of the block. With AMX tiles (linear_ops.hpp), the rows of
-// several blocks are packed once for all panels, and weights are read where they lie.
+// several blocks are packed once for all panels, and weights are read without packing.
 #include "kernels/linear/cpu/cpu_linear.hpp"
 
 #include <algorithm>
@@ -18,13 +18,14 @@ namespace ringattn::cpu {
 namespace {
 
 constexpr std::int64_t kBlockRows = 128;
-// With tiles: a split of the rows takes half of an L2 cache of 2 MiB, and a panel's weights are read from it.
+// With AMX tiles: a split of this many rows takes half of an L2 cache of 2 MiB, and a panel's weights are read from the
+// cache.
 constexpr std::int64_t kTileBlockRows = 256;
 constexpr std::int64_t kTileBlocks = 4;         // packed at once: few barriers, and several work items for each thread
-constexpr std::int64_t kTilePanel = 256;        // columns at most
+constexpr std::int64_t kTilePanel = 256;        // maximum columns
 constexpr std::int64_t kTilePanelFewRows = 32;  // up to kFewRows: then a panel's rows stay in the cache anyway
 constexpr std::int64_t kFewRows = 64;
-// Elements whose products, at most 127 · 128, add up to less than 2^24: fp32 multiply-adds are exact.
+// So many elements that their products, at most 127 · 128, add up to less than 2^24: fp32 multiply-adds are exact.
 constexpr std::int64_t kInt8Chain = 1024;
 static_assert(kInt8Chain * 127 * 128 < 1 << 24);
 
@@ -249,8 +250,8 @@ class CpuLinear final : public LinearKernel {
   std::int64_t tiles_of(std::int64_t count) const { return (count + tile_depth() - 1) / tile_depth(); }
   std::int64_t int8_stride() const { return (spec_.in_features + 63) / 64 * 64; }
 
-  // [packed_rows_, K of the task] in fp32, quantized for kInt8; with tiles [packed_rows_ / 16, tiles of all chains].
-  // And the scales of the rows.
+  // [packed_rows_, K of the task] in fp32, quantized for kInt8. With AMX tiles: [packed_rows_ / 16, tiles of all
+  // chains]. The scales of the rows follow.
   float* x_rows() const { return reinterpret_cast<float*>(scratch_.data()) + threads_ * thread_floats_; }
   float* x_scales() const { return x_rows() + packed_rows_ * row_floats_; }
   // Rows that are packed at once, of a task of `rows` rows.
@@ -302,7 +303,7 @@ class CpuLinear final : public LinearKernel {
         }
       });
       choose_width(rows);
-      // The blocks of a panel come one after the other, so that threads read its weights at about the same time.
+      // The blocks of a panel follow each other, so that threads read its weights at about the same time.
       const std::int64_t blocks = (rows + block_rows_ - 1) / block_rows_;
       ThreadPool pool(blocks * ((spec_.out_features + width_ - 1) / width_));
       pool.run(threads_, progress, [&](int index, const Checkpoint& checkpoint) {
@@ -379,12 +380,12 @@ class CpuLinear final : public LinearKernel {
     return reinterpret_cast<Sum*>(thread.scratch + sums_at_ + matrix * sums_ * block_rows_ * width_);
   }
 
-  // Computes the sums of a panel. Returns whether it is done: not if the task stops.
+  // Computes the sums of a panel. Returns false if the task stops before they are complete.
   bool add_panel(const Thread& thread, const LinearWeights& weights, LeafRange leaves, const Block& block) const {
     const std::int64_t rows = block.rows;
     for (int m = 0; m < matrices_; ++m) {
       float* const sums = sums_of_thread(thread, m);
-      // −0 + x is x: so a sum of nothing leaves the others as they are, and the first addend as it is.
+      // −0 + x is x, so adding an empty sum changes nothing, and neither does adding a sum to the initial value.
       for (int i = 0; i < sums_; ++i) {
         std::fill_n(sums + i * block_rows_ * width_, rows * width_,
                     spec_.weights == WeightFormat::kInt8 ? 0.0F : -0.0F);

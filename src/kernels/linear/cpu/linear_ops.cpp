@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-// As in tile_ops.cpp.
+// The same SIMD targets as in common/cpu/tile_ops.cpp.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/linear/cpu/linear_ops.cpp"
@@ -207,7 +207,7 @@ HWY_INLINE hn::Vec<D> load_columns(D d, const hn::TFromD<D>* from, std::int64_t 
   return hn::Load(d, lanes);
 }
 
-// The sum of a node: as it is, or its children's sums added.
+// The sum of a node: its own, or its children's sums added.
 template <int kNode>
 HWY_INLINE FloatVector node_sum(const LinearNodeSums& sums, int node, std::int64_t column) {
   const Floats d;

@@ -21,7 +21,7 @@ struct LinearPanelSource {
   std::int64_t depth = 0;
 };
 
-// What becomes of the sum of a chain of multiply-adds from zero.
+// How the sum of a chain of multiply-adds from zero is used.
 enum class LinearSum {
   kAdded,    // fp32: sums += chain
   kScaled,   // fp32: sums = fma(scales[column], chain, sums)
@@ -52,8 +52,8 @@ struct LinearTileGemm {
   std::byte* scratch = nullptr;  // 2 KiB for each 64 bytes of depth in the tiles' elements
 };
 
-// Sums of the tree's nodes (linear.hpp) for the columns of one panel; null for nodes that their children give, and −0
-// for leaves without a sum.
+// Sums of the tree's nodes (linear.hpp) for the columns of one panel. Null for nodes whose sum is that of their
+// children. −0 for leaves without a sum.
 struct LinearNodeSums {
   const float* node[kLinearNodes] = {};  // at the panel's first column of row 0
   std::int64_t row_stride = 0;           // elements
@@ -68,7 +68,7 @@ struct LinearEpilogue {
   bool gated = false;
   // Per matrix, [panel_width]. Columns without a bias have −0, which changes nothing.
   const float* bias[2] = {};
-  // kInt8: scales of the columns, [panel_width], and of the row of x. Sums are int32 in node 1. Else null.
+  // kInt8: scales of the columns, [panel_width], and of the row of x. Sums are int32 in node 1. Null for other formats.
   const float* scales[2] = {};
   float x_scale = 1.0F;
   std::byte* out = nullptr;  // the row's columns of the panel
@@ -98,7 +98,7 @@ struct LinearOps {
   // Stores the sum of a node, [columns].
   void (*join)(const LinearNodeSums& sums, int node, float* to);
   void (*finish)(const LinearNodeSums* sums, const LinearEpilogue& epilogue);  // gated: two sums
-  // max |x|, or NaN where a value is NaN or ∞.
+  // max |x|, or NaN if any value is NaN or ∞.
   float (*absmax)(const float* x, std::int64_t count);
   // x becomes its quantized values; returns the scale (linear.hpp).
   float (*quantize)(float absmax, std::int64_t count, float* x);
@@ -107,7 +107,7 @@ struct LinearOps {
 
 // Products by AMX tiles, of bf16 (x in bf16, weights kFloat or kInt4), or of int8 (quantized x).
 struct LinearTileOps {
-  // Packs 16 rows of x, of which a null one is zero: [⌈bytes / 64⌉, 1 KiB].
+  // Packs 16 rows of x to [⌈bytes / 64⌉, 1 KiB]. A null row is packed as zeros.
   void (*pack_rows)(const std::byte* const* rows, std::int64_t bytes, std::byte* tiles);
   // Rounded values below 128 as int8.
   void (*narrow)(const float* values, std::int64_t count, std::int8_t* to);
@@ -119,7 +119,7 @@ inline constexpr std::int64_t kLinearTileColumns = 32;  // of LinearTileGemm
 
 // The table of best_tile_ops()'s SIMD target.
 const LinearOps& best_linear_ops();
-// Null where products are chains of multiply-adds in fp32: dtypes, processors and targets without tiles.
+// Null if products are chains of multiply-adds in fp32: for dtypes, processors and targets without tiles.
 const LinearTileOps* linear_tile_ops(Dtype dtype, WeightFormat format);
 
 }  // namespace ringattn::cpu

@@ -34,8 +34,8 @@ __device__ __forceinline__ Columns<T, kWidth> load_columns(const void* rows, std
   return columns;
 }
 
-// The sums of a node: as they are, or its children's sums added. Sums of leaves without elements are −0, or are left
-// out by their kernels: x + (−0) is x.
+// The sum of a node: its own, or its children's sums added. Sums of leaves without elements are −0, or are left out by
+// their kernels: x + (−0) is x.
 template <int kNode, int kWidth, class Params>
 __device__ __forceinline__ Columns<float, kWidth> node_sum(const Params& p, int node, std::int64_t at) {
   if (p.sums[node] != nullptr) return load_columns<float, kWidth>(p.sums[node], at);
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kFinishThreads) node_sum_kernel(const __grid_c
   if (at < p.count) p.sum[at] = node_sum<1, 1>(p, 1, at).of[0];
 }
 
-constexpr int kFinishColumns = 4;  // columns of a thread, where all rows are aligned
+constexpr int kFinishColumns = 4;  // columns of a thread, if all rows are aligned
 
 bool can_be_wide(const FinishParams& p, std::size_t element_bytes) {
   const auto is_aligned = [](const void* data, std::size_t bytes) {

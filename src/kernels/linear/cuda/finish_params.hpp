@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of the kernel that adds sums of leaves and writes y, and how the host reaches it.
+// Parameters and launcher of the kernel that adds sums of leaves and writes y.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 namespace ringattn::cuda {
 
 struct FinishParams {
-  // kFloat: sums of nodes at the first row, null for nodes that their children give. kInt8: sums of partials, ended by
-  // null.
+  // kFloat: sums of nodes, starting with the first row; null for nodes whose sum is that of their children. kInt8: sums
+  // of partials, terminated by null.
   const void* sums[kLinearNodes];
   bool integers;  // kInt8
   Dtype dtype;    // not fp32 with `integers`
@@ -21,7 +21,8 @@ struct FinishParams {
   std::int64_t sum_columns;
   const void* bias[2];
   const float* scales[2];  // kInt8
-  // kInt8: what find_absmax() found in the devices' parts, at the first row, and elements from part to part.
+  // kInt8: the results of find_absmax() for the devices' parts of K, [absmax_parts, rows], starting with the first row.
+  // absmax_stride is the number of elements from part to part.
   const float* absmax;
   std::int64_t absmax_stride;
   int absmax_parts;

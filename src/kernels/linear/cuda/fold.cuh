@@ -4,7 +4,7 @@
 
 namespace ringattn::cuda {
 
-// A total starts at −0, to which every sum is added: −0 + x is x. (A copy of the first sum instead costs registers.)
+// A total starts at −0, to which every sum is added: −0 + x is x. (Copying the first sum instead would take registers.)
 template <int kBlocks>
 __device__ __forceinline__ void start_sums(float (&sums)[kBlocks][4]) {
 #pragma unroll

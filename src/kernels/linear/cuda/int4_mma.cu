@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// int4 linear layers with mma.sync, for every GPU and any alignment of x. A CTA has 64 rows of W, of which each warp
-// multiplies 16, and 32 rows of x. The sums of splits or leaves stay in registers. wgmma gives the same bits.
+// int4 linear layers with mma.sync, for every GPU and any alignment of x. A CTA has 64 rows of W, 16 per warp, and 32
+// rows of x. The sums of splits or leaves stay in registers. wgmma gives the same bits.
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
 #include "kernels/common/cuda/tile_copy.cuh"
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kInt4MmaThreads) int4_mma_kernel(const __grid_
                                              int4_zero_pair<Element>(zeros[column + 8])};
         const float scale[2] = {scales[column], scales[column + 8]};
         copy_wait<0>();
-        __syncthreads();  // this group has landed, and nobody reads the other buffer
+        __syncthreads();  // this group has landed, and no thread reads the other buffer any more
         if (group + 1 < groups) copy_int4_x(p, first_row, group + 1, shared_address(int4_x[(group + 1) % 2]));
         float sums[kInt4MmaBlocks][4];
         multiply_int4_group<Element>(sums, codes, zero_pairs, shared_address(int4_x[group % 2]));

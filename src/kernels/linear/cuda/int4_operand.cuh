@@ -12,7 +12,7 @@
 
 namespace ringattn::cuda {
 
-// Number whose last mantissa bits count ones: 128 in bf16, 1024 in fp16. OR-ing q into it adds q.
+// A number whose last mantissa bit has the value 1: 128 in bf16, 1024 in fp16. OR-ing q into it adds q.
 template <class Element>
 inline constexpr std::uint32_t kInt4Magic = std::is_same_v<Element, __half> ? 0x6400U : 0x4300U;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// int8 linear layers with mma.sync, for every GPU and any alignment of W. A CTA has 64 rows of W, of which each warp
-// multiplies 16, and 32 rows of x.
+// int8 linear layers with mma.sync, for every GPU and any alignment of W. A CTA has 64 rows of W, 16 per warp, and 32
+// rows of x.
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
 #include "kernels/common/cuda/ptx.cuh"
@@ -70,7 +70,8 @@ __device__ __forceinline__ void mma_int8(int (&d)[4], const std::uint32_t (&a)[4
 __device__ __forceinline__ void multiply_int8_block(int (&sums)[kInt8MmaBlocks][4], std::uint32_t x) {
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
-  // Lanes 0 … 15 have rows of the first 16 bytes of W, the others of the second; of x, 8 rows for each 16 bytes.
+  // For W, lanes 0 … 15 have rows of the first 16 bytes, and the others of the second. For x, 8 lanes have 8 rows of
+  // the same 16 bytes.
   const std::uint32_t weights =
       x + static_cast<std::uint32_t>((kInt8MmaRows + thread / 32 * 16 + lane % 16) * kInt8RowBytes + lane / 16 * 16);
   const std::uint32_t rows = x + static_cast<std::uint32_t>(lane % 8 * kInt8RowBytes + lane / 8 * 16);
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(kInt8MmaThreads) int8_mma_kernel(const __grid_
     if (blocks > 0) copy_int8_block(p, p.weights[m], first_row, first_column, 0, shared_address(int8_tiles[0]));
     for (int block = 0; block < blocks; ++block) {
       copy_wait<0>();
-      __syncthreads();  // this block has landed, and nobody reads the other buffer
+      __syncthreads();  // this block has landed, and no thread reads the other buffer any more
       if (block + 1 < blocks) {
         copy_int8_block(p, p.weights[m], first_row, first_column, block + 1,
                         shared_address(int8_tiles[(block + 1) % 2]));

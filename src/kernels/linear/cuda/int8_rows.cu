@@ -50,22 +50,23 @@ __device__ __forceinline__ void widen_chunk(const uint4& chunk, float (&x)[8]) {
   }
 }
 
-// The largest |x| of pairs of elements, as bits: they have the order of magnitudes, and those of ∞ and NaN are largest.
+// The largest |x| of pairs of elements, as bits. Bit patterns have the same order as magnitudes, and those of ∞ and NaN
+// are largest.
 __device__ __forceinline__ std::uint32_t largest_pair(const uint4& chunk, std::uint32_t largest) {
   constexpr std::uint32_t kMagnitudes = 0x7fff7fffU;
   largest = __vmaxu2(largest, __vmaxu2(chunk.x & kMagnitudes, chunk.y & kMagnitudes));
   return __vmaxu2(largest, __vmaxu2(chunk.z & kMagnitudes, chunk.w & kMagnitudes));
 }
-// |x| as the bits of a float, of which those of ∞ and NaN are the largest.
+// x| as the bits of a float. Those of ∞ and NaN are the largest.
 template <bool kBf16>
 __device__ __forceinline__ std::uint32_t largest_bits(std::uint32_t pair) {
   const std::uint32_t largest = max(pair >> 16, pair & 0xffffU);
   return kBf16 ? largest << 16 : __float_as_uint(__half2float(__ushort_as_half(static_cast<std::uint16_t>(largest))));
 }
 
-// clamp(rint(x / s), ±127) of eight elements, in the low bytes of `shifted`. x / s is formed with the reciprocal, and
-// by division where that might round to another integer: 2^-14 of a half is more than its error, 2 ulp of at most
-// 127.5.
+// clamp(rint(x / s), ±127) of eight elements, in the low bytes of `shifted`. x / s is computed with the reciprocal, or
+// by division if that might round to another integer, i.e. within 2^-14 of a half. (The reciprocal's error is less: 2
+// ulp of at most 127.5.)
 __device__ __forceinline__ void quantize_chunk(const float (&x)[8], float scale, float reciprocal,
                                                std::uint32_t (&shifted)[8]) {
   float largest_error = 0.0F;  // NaN is not larger than any

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A product of floating-point weights as the GPU kernels of `linear` get it, and how the host reaches the kernels.
+// Parameters of a product with floating-point weights on the GPU, and the launchers of its kernels.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +52,7 @@ struct LinearGemm {
   std::int32_t multiprocessors;
 };
 
-// What a device kernel needs besides the tasks.
+// Functions of a compiled GPU kernel.
 struct LinearLauncher {
   // Loads the kernels on the current device, so that no launch has to load them while peers wait.
   void (*prepare)(Dtype dtype);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear layers by mma.sync m16n8k16. It has the bits of wgmma: both add 16 products at a time, in K order. One CTA
-// computes one output tile. K panels of 64 go through pipeline stages by cp.async, or by element loads where rows are
+// computes one output tile. K panels of 64 are loaded to pipeline stages by cp.async, or element by element if rows are
 // not aligned to 16 bytes.
 #include <cstdint>
 #include <type_traits>
@@ -32,7 +32,7 @@ struct MmaLinear {
   static constexpr int kStages = 3;
   static constexpr int kStageBytes = (kRows + kMmaTileN) * kPanelRowBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes;
-  static_assert(kSharedBytes <= 99 * 1024);  // what every device from sm_80 on provides per CTA
+  static_assert(kSharedBytes <= 99 * 1024);  // which every device from sm_80 on provides per CTA
   static_assert(kRows / 32 * (kMmaTileN / kWarpColumns) * 32 == kMmaThreads);
 };
 
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kMmaThreads) mma_linear_kernel(const __grid_co
   const int lane = static_cast<int>(threadIdx.x) % 32;
   constexpr int kColumnWarps = kMmaTileN / C::kWarpColumns;
   const int row = warp / kColumnWarps * 32;
-  // The row of weights in the tile of a block of 8 columns. Gated: the first half of a warp's blocks is of the gate
-  // matrix, the second of the same columns of the up matrix.
+  // The row of weights for a block of 8 columns of the tile. Gated: the first half of a warp's blocks comes from the
+  // gate matrix, and the second half from the same columns of the up matrix.
   const int warp_column = warp % kColumnWarps * (C::kGated ? C::kWarpColumns / 2 : C::kWarpColumns);
   const auto weight_row = [&](int block) {
     constexpr int kHalf = C::kBlocks / 2;
@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(kMmaThreads) mma_linear_kernel(const __grid_co
     }
     for (int panel = 0; panel < panels; ++panel) {
       copy_wait<C::kStages - 2>();
-      __syncthreads();  // the panel has arrived, and all warps are done with the one before, whose stage is filled next
+      __syncthreads();  // the panel has arrived, and all warps are done with the previous one, whose stage is filled
+                        // next
       copy(panel + C::kStages - 1);
       const std::uint32_t rows = stage(panel);
       const std::uint32_t weights = rows + C::kRows * kPanelRowBytes;

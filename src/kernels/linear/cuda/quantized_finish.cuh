@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes y of sums (linear.hpp): scales, bias, activation, gate and rounding. All kernels of quantized weights use it,
-// so that y has the same bits wherever its sums met.
+// Computes y from sums (linear.hpp): scales, bias, activation, gate and rounding. All kernels of quantized weights use
+// it, so that y has the same bits wherever its sums were added up.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -96,7 +96,8 @@ class ColumnFinish {
 };
 
 // Writes the rows [first_row, first_row + rows) of a tile by kThreads threads. load(row of the tile, sum of the row)
-// returns four adjacent sums; those of up follow the `columns` sums of the gate. row_scale(row of the tile): int8.
+// returns four adjacent sums; the sums of the up matrix follow the `columns` sums of the gate matrix. row_scale(row of
+// the tile): int8.
 template <class Sum, int kThreads, class Load, class RowScale>
 __device__ __forceinline__ void finish_tile(const QuantizedOutput& out, int first_row, int rows, int first_column,
                                             int columns, int thread, Load load, RowScale row_scale) {
@@ -130,8 +131,8 @@ __device__ __forceinline__ void finish_float_tile(const QuantizedOutput& out, in
   finish_tile<float, kThreads>(out, first_row, rows, first_column, columns, thread, load, [](int) { return 1.0F; });
 }
 
-// Adds one, with release and acquire semantics for the device: what the CTA's threads wrote before a barrier is visible
-// to whoever sees the count.
+// Adds one, with release and acquire semantics for the device: data that the CTA's threads wrote before a barrier is
+// visible to any thread that sees the new count.
 __device__ __forceinline__ std::uint32_t count_arrival(std::uint32_t* counter) {
   std::uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");

@@ -18,7 +18,7 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr std::int64_t kElementBytes = 2;  // of bf16 and fp16
-constexpr std::int64_t kChunkBytes = 16;   // what a copy reads at a time
+constexpr std::int64_t kChunkBytes = 16;   // bytes of one copy
 constexpr std::int64_t kScratchAlignment = 256;
 
 std::int64_t aligned_bytes(std::int64_t bytes) {
@@ -43,7 +43,7 @@ std::vector<std::string> missing_for(const LinearSpec& spec, WeightFormat format
   return missing;
 }
 
-// What both formats share: scratch, outputs, and the last step of several devices.
+// Code shared by both formats: scratch, outputs, and the last step with several devices.
 template <class Gemm>
 class QuantizedLinear : public LinearKernel {
  public:
@@ -60,7 +60,7 @@ class QuantizedLinear : public LinearKernel {
     prepare_finish();
     rows_ = rows;
     scratch_ = backend_.allocate(scratch_bytes(rows));
-    // Kernels leave counters and shared sums as they found them, which is zero. Tasks may run in another stream.
+    // Kernels leave counters and shared sums at zero, as they found them. Tasks may run in another stream.
     backend_.fill_bytes(scratch_.data(), std::byte{0},
                         static_cast<std::size_t>(counter_bytes(rows) + shared_bytes(rows)), backend_.stream());
     check_cuda(cudaStreamSynchronize(cuda_stream(backend_.stream())), "cudaStreamSynchronize");

@@ -12,7 +12,7 @@
 
 namespace ringattn::cuda {
 
-// What becomes of the sums of a task.
+// Where the sums of a task are written, and how y is computed from them.
 struct QuantizedOutput {
   char* y;                // [rows, columns]; null: sums are written instead
   std::int64_t y_stride;  // bytes
@@ -26,8 +26,8 @@ struct QuantizedOutput {
   const float* scales[2];   // int8: [columns] for each matrix
   const void* bias[2];      // [columns] for each matrix, or null
 
-  // Columns of y whose sums are in a tile of `width` sums of a row: a gated tile has those of the gate, then those of
-  // up.
+  // Number of columns of y whose sums are in a tile with `width` sums per row. A gated tile has the sums of the gate
+  // matrix, then those of the up matrix.
   RINGATTN_HOST_DEVICE int columns_of_tile(int width) const { return width / matrices; }
 };
 
@@ -52,7 +52,7 @@ struct Int8Rows {
   const float* absmax;
   std::int64_t absmax_stride;
   std::int32_t absmax_parts;
-  float* found;            // find_absmax(): [rows], then nothing is quantized
+  float* found;            // for find_absmax(): [rows]; non-null: nothing is quantized
   signed char* quantized;  // [rows, int8_row_bytes(features)]
   float* scales;           // [rows]
 };
@@ -65,7 +65,7 @@ struct Int8Gemm {
   std::int32_t features;  // of this device
   QuantizedOutput out;
   std::int32_t multiprocessors;
-  // Sums of tiles whose K several CTAs share, and how many CTAs have added theirs. Zero between tasks.
+  // Sums of tiles whose K is shared by several CTAs, and the number of CTAs that have added theirs. Zero between tasks.
   std::int32_t* tile_sums;
   std::uint32_t* counters;
 };
@@ -90,7 +90,7 @@ inline constexpr int kInt4UsedBytes = kInt4ZerosAt + kInt4TileRows;
 inline constexpr int kInt4BlockBytes = (kInt4UsedBytes + 127) / 128 * 128;
 constexpr std::int64_t int4_row_tiles(std::int64_t columns) { return (columns + kInt4TileRows - 1) / kInt4TileRows; }
 
-// Packs a matrix, given as LinearMatrix of linear.hpp describes.
+// Packs a matrix, which is described by LinearMatrix (linear.hpp).
 struct Int4Pack {
   const unsigned char* data;  // [columns, K / 2]
   std::int64_t row_stride;

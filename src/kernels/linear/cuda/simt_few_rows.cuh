@@ -41,7 +41,7 @@ constexpr int few_stages(int rows, int warps) {
 }
 static_assert(few_shared_bytes(kSimtFewRows, kMaxFewWarps, 2) <= 99 * 1024);
 
-// copy_wait() with a number that is not known to the compiler.
+// copy_wait() for a number that is not a compile-time constant.
 __device__ __forceinline__ void wait_for_few(int pending) {
   switch (pending) {
     case 1:
@@ -61,7 +61,7 @@ __device__ __forceinline__ void wait_for_few(int pending) {
   }
 }
 
-// Copies a chunk of 4 elements of a row, `left` of which there are.
+// Copies a chunk of 4 elements of a row, or the `left` elements that exist.
 __device__ __forceinline__ void copy_elements(std::uint32_t to, const char* from, int left) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(kMaxFewWarps * 32, 1)
       int filled = p.stages - 1;
       for (int panel = 0; panel < panels; ++panel) {
         wait_for_few(p.stages - 2);
-        __syncwarp();  // the panel has arrived, and all lanes are done with the one before, whose stage is filled next
+        __syncwarp();  // the panel has arrived, and all lanes are done with the previous one, whose stage is filled
+                       // next
         copy(panel + p.stages - 1, filled);
         filled = filled + 1 == p.stages ? 0 : filled + 1;
         const float* const weights = own + used * stage_floats;
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kMaxFewWarps * 32, 1)
         }
       }
       copy_wait<0>();
-      __syncwarp();  // sums take the place of stages
+      __syncwarp();  // sums overwrite the stages
 #pragma unroll
       for (int row = 0; row < kOwnRows; ++row) own[(own_row + row) * kFewSums + own_column] = sums[row];
     }

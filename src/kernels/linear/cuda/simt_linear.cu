@@ -19,7 +19,7 @@ namespace ringattn::cuda {
 
 namespace {
 
-// kCtas of them run on a multiprocessor at a time. Gated: each half of a tile's columns is of one matrix.
+// kCtas of them run on a multiprocessor at a time. Gated: half of a tile's columns belong to each matrix.
 template <int kRows, int kColumns, int kRowWarps, int kColumnWarps, int kStages, int kCtas_>
 struct SimtLinearTile : SimtTile<kRows, kColumns, kRowWarps, kColumnWarps, kStages> {
   static constexpr int kCtas = kCtas_;
@@ -86,7 +86,7 @@ __device__ __forceinline__ float* sums_in_memory(const SimtLinearParams& params,
 }
 
 // Adds the sums of a split or leaf to those before it. Splits are added to one total; a leaf is added to the subtrees
-// that it completes, as in a binary counter. Returns whether it is the last one: then `sums` are those of all.
+// that it completes, as in a binary counter. Returns whether it is the last split or leaf: then `sums` is the total.
 template <class Tile>
 __device__ __forceinline__ bool add_closed_sums(const SimtLinearParams& params, int chain, typename Tile::Sums& sums) {
   const LinearChains& chains = params.gemm.chains;
@@ -103,8 +103,8 @@ __device__ __forceinline__ bool add_closed_sums(const SimtLinearParams& params, 
   return false;
 }
 
-// Writes the sums of a split or leaf to memory. Returns whether the CTA is the last one of the tile: then `sums` are
-// those of all.
+// Writes the sums of a split or leaf to memory. Returns whether the CTA is the last one of the tile: then `sums` is the
+// total.
 template <class Tile>
 __device__ __forceinline__ bool add_shared_sums(const SimtLinearParams& params, int tile, int chain,
                                                 typename Tile::Sums& sums) {
@@ -237,9 +237,9 @@ struct SimtLinearPlan {
   std::int64_t ctas = 0;
 };
 
-// The tile whose multiprocessor with the most tiles, or parts of tiles, has the least to do.
+// Chooses the tile with which the busiest multiprocessor, counting tiles or parts of tiles, has the least to do.
 SimtLinearPlan plan_simt(const LinearGemm& gemm) {
-  constexpr double kSharing = 1.05;  // by how much sums that go through memory take longer
+  constexpr double kSharing = 1.05;  // factor by which sums that go through memory take longer
   SimtLinearPlan best;
   double least = 0.0;
   for (const SimtLinearForm& form : kSimtForms) {

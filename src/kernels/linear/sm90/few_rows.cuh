@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear layers with wgmma, for up to 64 rows. Weights, which are read once, are operand A, and x is operand B. CTAs
-// are persistent: each has a contiguous range of (tile of columns, chain of K), about as many bytes as the others. The
-// sums of a tile that a CTA has whole stay in registers. Of a tile that CTAs share, the sum of each chain goes to
-// memory, and the CTA that is last there adds them in their order.
+// are persistent: each has a contiguous range of (tile of columns, chain of K), with about as many bytes as the others.
+// If a CTA has all chains of a tile, the sums stay in registers. If CTAs share a tile, each chain's sum goes to memory,
+// and the last CTA adds them in their order.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace ringattn::sm90 {
 
-// The two narrowest forms, for few rows alone: D[64, n] ← A[64, 16] · B[16, n] + D, both operands in shared memory.
+// The two narrowest forms, used only for few rows: D[64, n] ← A[64, 16] · B[16, n] + D, both operands in shared memory.
 #define RINGATTN_NARROW_WGMMA(Element_, type)                                                                        \
   template <>                                                                                                        \
   struct Wgmma<Element_, 8> {                                                                                        \
@@ -58,7 +58,7 @@ struct FewRows {
   static constexpr int kMatrices = kConfig.matrices();
   static constexpr int kCluster = kConfig.cluster();
   static constexpr int kRowBytes = kConfig.row_bytes();  // per stage, after its weights
-  // For kMaxThreads threads, which count as 384: registers are given to four warps at a time.
+  // For kMaxThreads threads, rounded up to 384: registers are allocated to four warps at a time.
   static constexpr int kRegisters = 168;
   static_assert((FewRowsConfig::kMaxThreads + 127) / 128 * 128 * kRegisters <= 65536);
 };
@@ -85,7 +85,7 @@ struct FewRowsMemory {
   __device__ __forceinline__ std::uint32_t empty(std::uint32_t stage) const { return full(stages + stage); }
 };
 
-// The stage of a ring that comes next, and the parity of its phase.
+// The next stage of a ring, and the parity of its phase.
 struct RingState {
   std::uint32_t stage = 0;
   std::uint32_t parity = 0;
@@ -106,7 +106,8 @@ struct ChainOfTile {
   int tile, chain;
 };
 
-// The first chain of a CTA of `ctas`: the first one that begins at its share of the K blocks of all tiles, or later.
+// The first chain of a CTA, out of `ctas`: the first one that begins at or after the start of its share of the K blocks
+// of all tiles.
 __device__ __forceinline__ ChainOfTile first_chain(const FewRowsParams& p, int cta, int ctas) {
   if (!p.shares_tiles) return {static_cast<int>(static_cast<std::int64_t>(p.tiles) * cta / ctas), 0};
   const auto all = static_cast<std::int64_t>(p.tiles) * p.tile_blocks;
@@ -123,8 +124,8 @@ __device__ __forceinline__ int first_cta_of(const FewRowsParams& p, int tile, in
   return static_cast<int>(((static_cast<std::int64_t>(tile) * p.tile_blocks + 1) * ctas - 1) / all);
 }
 
-// Where the sums of a tile that CTAs share are: of the tiles that begin in a CTA, only the last is shared. The CTAs of
-// a cluster have tiles side by side, and the same chains.
+// Index in FewRowsParams::sums of a tile that CTAs share. Of the tiles that begin in a CTA, only the last is shared.
+// The CTAs of a cluster have adjacent tiles, and the same chains.
 template <class C>
 __device__ __forceinline__ int slot_of(const FewRowsParams& p, int tile) {
   const int ctas = static_cast<int>(gridDim.x) / C::kCluster;
@@ -132,7 +133,7 @@ __device__ __forceinline__ int slot_of(const FewRowsParams& p, int tile) {
   return slot * C::kCluster + static_cast<int>(blockIdx.x) % C::kCluster;
 }
 
-// Calls visit(tile or pair, first chain, end) for the tiles of which this CTA has chains.
+// Calls visit(tile or pair, first chain, end) for the tiles that this CTA has chains of.
 template <class C, class Visit>
 __device__ __forceinline__ void for_each_shared_tile(const FewRowsParams& p, Visit visit) {
   const int cta = static_cast<int>(blockIdx.x) / C::kCluster;
@@ -151,7 +152,7 @@ __device__ __forceinline__ int column_of(const FewRowsParams& p, int tile) {
   return (tile * C::kCluster + static_cast<int>(blockIdx.x) % C::kCluster) * p.tile_columns;
 }
 
-// One thread. Weights that come first are prefetched before the kernels before this one are done.
+// Called by one thread. The first weights are prefetched before the previous kernels are done.
 template <class C>
 __device__ __forceinline__ void load_few_rows(const FewRowsParams& p, const FewRowsMemory<C>& memory) {
   RingState ring;
@@ -299,7 +300,7 @@ __device__ __forceinline__ void multiply_few_rows(const FewRowsParams& p, const 
       wgmma_wait<0>();
       pin_all();
       if (begin < whole_end) release(previous);
-      // A chain ends after a multiple of 16, or with zeros. What follows in the panel is the next leaf's.
+      // A chain ends after a multiple of 16, or with zeros. The rest of the panel belongs to the next leaf.
       if (whole_end < end) {
         barrier_wait(memory.full(ring.stage), ring.parity);
         const uint2 at = operands(ring.stage);
@@ -385,7 +386,7 @@ __global__ void __maxnreg__(C::kRegisters) few_rows_kernel(const __grid_constant
   } else {
     if (threadIdx.x % 32 == 0) load_few_rows<C>(p, memory);
   }
-  // A CTA's memory is written and its barriers are arrived at from the other.
+  // The other CTA writes to a CTA's memory and arrives at its barriers.
   if constexpr (C::kCluster > 1) cluster_sync();
 }
 

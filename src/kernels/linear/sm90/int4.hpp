@@ -12,7 +12,7 @@ namespace ringattn::sm90 {
 
 inline constexpr int kInt4ManyRows = 128;     // of x, in a tile of the many-rows kernel
 inline constexpr int kInt4MaxFewRows = 64;    // in a tile of the few-rows kernel
-inline constexpr int kInt4FewRows = 512;      // of a task, up to which that kernel may be chosen
+inline constexpr int kInt4FewRows = 512;      // maximum rows of a task for which that kernel may be chosen
 inline constexpr int kInt4PanelColumns = 64;  // of x: a panel's row has 128 bytes
 
 // Rows of x in a tile: 8, 16, 32 or 64 by the few-rows kernel, 128 by the many-rows kernel.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// int4 linear layers for few rows of x: W, dequantized in registers, is operand A, and up to 64 rows of x are operand
-// B, up to 16 rows by mma.sync and more by wgmma, with the same bits. A CTA has one split or leaf, for 64 rows of W in
-// each of its warpgroups, so that most of W is in flight at once. Its first warp also loads: groups of W come by bulk
-// copies, x by TMA. Sums of splits and leaves meet in L2, where the last warpgroup of a tile adds them in their order.
+// int4 linear layers for few rows of x. W, dequantized in registers, is operand A, and up to 64 rows of x are operand
+// B: by mma.sync for up to 16 rows and by wgmma for more, with the same bits. A CTA has one split or leaf, for 64 rows
+// of W in each of its warpgroups, so that most of W is in flight at once. Its first warp also loads: groups of W by
+// bulk copies, x by TMA. Sums of splits and leaves are stored in L2, and the last warpgroup of a tile adds them in
+// their order.
 #pragma once
 
 #include "kernels/common/cuda/aligned_shared.hpp"
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) int4_few_rows_kernel(co
   }
   __syncthreads();
   cuda::pdl_launch_dependents();
-  // A warpgroup after the last tile multiplies the last tile's rows again, for nobody.
+  // A warpgroup after the last tile multiplies the last tile's rows again, and its results are not used.
   const auto load_weights = [&](int group, std::uint32_t stage) {
     barrier_arrive_expect(full(stage), C::kLoadedBytes);
 #pragma unroll
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) int4_few_rows_kernel(co
   };
   const bool loads = threadIdx.x < 32 && elect_one();
   if (loads) {
-    // pack() made the weights, and no kernel that it launches lets another begin before it is done.
+    // The weights were written by pack(), whose kernels do not let another one begin before they are done.
     const int early = min(groups, C::kStages);
     for (int group = 0; group < early; ++group) load_weights(group, static_cast<std::uint32_t>(group));
     cuda::pdl_wait();
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) int4_few_rows_kernel(co
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[j][i] = groups > 0 ? 0.0F : -0.0F;
   }
-  // Numbers of the group whose first half was dequantized last.
+  // Scale and zero of the group whose first half was dequantized last.
   float next_scale[2];
   std::uint32_t zeros[2];
   const auto load_numbers = [&](std::uint32_t block) {

@@ -137,7 +137,7 @@ class Int4Consumer {
     if (thread_of_cta() % 32 < 2) barrier_arrive_at(empty_ + stage * kBarrierBytes);
   }
 
-  // With the first half of a group come its scales and zeros.
+  // The first half of a group is loaded together with its scales and zeros.
   __device__ __forceinline__ void load_numbers(std::uint32_t stage) {
     const std::uint32_t numbers = shared_.weights(stage, warpgroup_) + C::kHalfCodes;
 #pragma unroll
@@ -266,7 +266,7 @@ class Int4Consumer {
         static_cast<std::uint32_t>(4 * (warpgroup_ * 64 + tile_row_of_thread() + lane % 4 * 2 * cuda::kStagedRow));
 #pragma unroll 1
     for (int staged = 0; staged < kInt4ManyRows; staged += C::kStagedRows) {
-      named_sync(C::kBarrier, C::kConsumers);  // nobody reads what was there
+      named_sync(C::kBarrier, C::kConsumers);  // no thread reads the previous contents any more
 #pragma unroll
       for (int part = 0; part < kInt4ManyRows; part += C::kStagedRows) {
         if (part != staged) continue;  // registers have no index

@@ -67,7 +67,7 @@ struct Int8Unit {
   int tile, row_tile, column_tile, begin, end;
 };
 
-// unit: of this CTA, or of its pair, whose CTAs have adjacent columns.
+// unit: the number of this CTA's tile, or of its pair's tiles. The CTAs of a pair have adjacent columns.
 template <class C>
 __device__ __forceinline__ Int8Unit int8_unit(const HopperInt8& p, int unit) {
   const int columns = (p.column_tiles + C::kCtas - 1) / C::kCtas;
@@ -118,7 +118,7 @@ template <class C>
 __device__ __forceinline__ void produce_int8(const HopperInt8& p, const Int8Shared<C>& shared, int first, int step) {
   PackedPipelineState<C::kStages> ring;
   const int units = int8_units<C>(p);
-  int early = 0;  // blocks of the first unit whose weights are on their way
+  int early = 0;  // number of blocks of the first unit whose weights are in flight
   if (first < units) {
     const Int8Unit unit = int8_unit<C>(p, first);
     early = min(C::kStages, unit.end - unit.begin);
@@ -193,7 +193,7 @@ __device__ __forceinline__ void finish_int8(const HopperInt8& p, const Int8Share
   const std::uint32_t mine =
       shared.staged() + static_cast<std::uint32_t>(4 * (thread_of_cta() / kWarpgroup * 64 + tile_row_of_thread() +
                                                         lane % 4 * 2 * cuda::kStagedRow));
-  // A row's scale lies after its 128 sums.
+  // The scale of a row is stored after its 128 sums.
   const auto scale_of = [&](int row) {
     return shared.staged() + static_cast<std::uint32_t>(4 * (row * cuda::kStagedRow + kInt8TileSums));
   };
@@ -364,7 +364,8 @@ Int8Form choose_int8_form(int rows, int columns, int matrices, int features, int
       if (splits > 1 && (tiles * ctas > multiprocessors || blocks / splits < kMinSplitBlocks)) break;
       const auto units = static_cast<double>(tiles * splits);
       const double rounds = std::ceil(units / places);
-      // Measured clocks. Of a block: its MMAs, or its bytes from L2, of which an SM gets fewer if all of them load.
+      // Measured clocks per block: those of its MMAs, or of loading its bytes from L2, whose bandwidth per SM is lower
+      // if all SMs load.
       const double block = std::max(4.0 * tile_rows, block_bytes / (units * ctas > multiprocessors / 2 ? 48.0 : 60.0));
       const double fixed = 3000.0 + 12.0 * tile_rows;
       // Few CTAs don't load at the full rate.

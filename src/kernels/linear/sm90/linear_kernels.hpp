@@ -27,9 +27,10 @@ struct ManyRowsConfig {
   bool operator==(const ManyRowsConfig&) const = default;
   constexpr int columns() const { return gated ? sums / 2 : sums; }  // of y
   constexpr int stage_bytes() const { return (kRows + sums) * cuda::kPanelRowBytes; }
-  // Registers have no room for all closed sums beside the current ones: half of them are in shared memory.
+  // Whether registers have no room for all closed sums in addition to the current ones: then half of them are in shared
+  // memory.
   constexpr bool halves() const { return sums > 192; }
-  // fp32 sums of the first four leaves of a tile, or half of those of the splits that are closed.
+  // fp32 sums of the first four leaves of a tile, or half of the closed sums of splits.
   constexpr int stash_bytes() const { return leaves ? kRows * sums * 4 : halves() ? kRows * sums * 2 : 0; }
   constexpr int out_bytes() const { return 2 * panels * 64 * cuda::kPanelRowBytes; }
   // y's panels are in the memory of the sums, which are read before.
@@ -71,12 +72,12 @@ struct FewRowsConfig {
   static constexpr int kMaxThreads = kMaxColumns / 64 * 128 + 32;
   bool operator==(const FewRowsConfig&) const = default;
   constexpr int matrices() const { return gated ? 2 : 1; }
-  // Two CTAs of a cluster load x together, where x is a large part of what is loaded.
+  // The two CTAs of a cluster load x together if it is a large part of the bytes to load.
   constexpr int cluster() const { return rows >= 32 ? 2 : 1; }
   constexpr int row_bytes() const { return rows * cuda::kPanelRowBytes; }
   constexpr int stage_bytes(int columns) const { return columns * matrices() * cuda::kPanelRowBytes + row_bytes(); }
   static constexpr int kSharedBytes = 222 * 1024;
-  // A warpgroup multiplies 64 columns, also where its tile has fewer, and ignores the others.
+  // A warpgroup always multiplies 64 columns. If its tile has fewer, it ignores the others.
   static constexpr int kUnusedBytes = 64 * cuda::kPanelRowBytes;
   constexpr int stages(int columns) const { return (kSharedBytes - 1024 - kUnusedBytes) / (stage_bytes(columns) + 16); }
   constexpr int sums_bytes(int columns) const {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear layers with wgmma, for more than a few rows. CTAs are persistent, warp-specialized and work in pairs, which
-// share the weights or the rows of their two tiles: each loads one half, and TMA multicasts it. A producer warp runs
-// ahead, also into the next tile. Each of two consumer warpgroups has 64 rows, and keeps the sum of the current chain
-// and those of earlier chains in registers. What registers have no room for is in shared memory, where y follows it: of
-// a tree of leaves the sum of the first four, of tiles with 256 columns the closed sums of half of them.
+// share the weights or the rows of their two tiles: each loads one half, and TMA multicasts it. A producer warp loads
+// ahead, even into the next tile. Each of two consumer warpgroups has 64 rows, and keeps the sum of the current chain
+// and those of earlier chains in registers. Sums that don't fit are in shared memory, in the place that y is staged in
+// later: with leaves, the sum of the first four; for tiles with 256 columns, half of the closed sums.
 #pragma once
 
 #include <cstdint>
@@ -147,7 +147,8 @@ __device__ __forceinline__ void add_stash(float (&sums)[4], std::uint32_t at) {
   sums[2] = __fadd_rn(first.z, sums[2]);
   sums[3] = __fadd_rn(first.w, sums[3]);
 }
-// Before a tile's first store to the stash: the stores of the tile before have read its panels, which are there.
+// Called before a tile's first store to the stash: waits until the stores of the previous tile have read the y panels
+// in the same memory.
 __device__ __forceinline__ void begin_stash(int warpgroup) {
   if (thread_of_warpgroup() == 0) tma_store_wait_read();
   named_sync(warpgroup + 1, kWarpgroup);
@@ -169,8 +170,8 @@ struct ManyRowsFold {
   }
 };
 
-// As LinearFold<…, false>, with the second half of the columns in shared memory. The last chain's sums stay where they
-// are, and the others are added to them.
+// Like LinearFold<…, false>, with the second half of the columns in shared memory. The last chain's sums stay in their
+// registers, and the others are added to them.
 template <class C>
 struct ManyRowsHalves {
   static constexpr int kKept = C::kBlocks / 2;
@@ -266,12 +267,12 @@ __device__ __forceinline__ void store_linear_rows(const ManyRowsParams& p, const
   const int thread = thread_of_warpgroup();
   const int lane = thread % 32;
   const int first_row = tile.row + warpgroup * 64;
-  // The stores of the last tile have read the panels, and all threads the stash that is there.
+  // The stores of the last tile have read the panels, and all threads have read the stash in the same memory.
   if (thread == 0) tma_store_wait_read();
   named_sync(warpgroup + 1, kWarpgroup);
 #pragma unroll
   for (int turn = 0; turn < C::kPanels; ++turn) {
-    // Parts whose sums are in the stash come first. The next panel overwrites sums that were read before.
+    // Parts whose sums are in the stash come first. The next panel overwrites sums that have already been read.
     const int part = C::kHalves && !C::kGated ? (turn + C::kPanels / 2) % C::kPanels : turn;
     const int part_column = tile.column + part * cuda::kPanelColumns;
     const std::uint32_t panel = panels + static_cast<std::uint32_t>(turn * 64 * cuda::kPanelRowBytes);
@@ -415,7 +416,7 @@ __device__ __forceinline__ void multiply_linear_tiles(const ManyRowsParams& p, c
       wgmma_wait<0>();
       pin(sums);
       if (begin < whole_end) release(previous);
-      // A chain ends after a multiple of 16, or with zeros. What follows in the panel is the next leaf's.
+      // A chain ends after a multiple of 16, or with zeros. The rest of the panel belongs to the next leaf.
       if (whole_end < end) {
         const std::uint32_t stage = ring.stage();
         barrier_wait(memory.full(stage), ring.parity());
@@ -469,7 +470,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kManyRowsThreads, 1)
     reg_alloc<C::kHalves ? 240 : 232>();
     multiply_linear_tiles<C>(p, memory);
   }
-  cluster_sync();  // a CTA's memory is written and its barriers are arrived at from the other
+  cluster_sync();  // the other CTA writes to a CTA's memory and arrives at its barriers
 }
 
 }  // namespace ringattn::sm90

@@ -62,8 +62,8 @@ FewRowsGrid few_rows_grid(const LinearGemm& gemm, const FewRowsConfig& config) {
   const int clusters = std::max(1, gemm.multiprocessors / config.cluster());
   const auto divide_up = [](std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; };
   const std::int64_t ctas = std::int64_t{clusters} * config.cluster();
-  // All CTAs have the same number of tiles, if these have enough columns: x is loaded for each tile. Else CTAs share
-  // tiles of kSharedColumns.
+  // Each CTA has the same number of tiles if the tiles then have enough columns, since x is loaded once per tile.
+  // Otherwise CTAs share tiles of kSharedColumns.
   constexpr std::int64_t kSharedColumns = 64, kMinColumns = 16;
   const std::int64_t tiles_of_cta = divide_up(gemm.columns, ctas * FewRowsConfig::kMaxColumns);
   const std::int64_t even = divide_up(divide_up(gemm.columns, ctas * tiles_of_cta), 8) * 8;
@@ -101,14 +101,14 @@ void enqueue_few_rows(const LinearGemm& gemm, const FewRowsConfig& config, Strea
   launcher_of(gemm.dtype).few_rows(p, config, grid.ctas, stream);
 }
 
-// Pairs of CTAs, of which each computes two tiles at a time.
+// Pairs of CTAs. Each pair computes two tiles at a time.
 std::int64_t tile_pairs(const LinearGemm& gemm, const ManyRowsConfig& config, bool shares_weights) {
   const std::int64_t pair_rows = shares_weights ? 2 * ManyRowsConfig::kRows : ManyRowsConfig::kRows;
   const std::int64_t pair_columns = shares_weights ? config.columns() : 2 * config.columns();
   return (gemm.rows + pair_rows - 1) / pair_rows * ((gemm.columns + pair_columns - 1) / pair_columns);
 }
 
-// A tile, and how long it takes compared with the narrowest (bench/notes/linear.md).
+// A tile, and its time relative to that of the narrowest one (bench/notes/linear.md).
 struct TimedTile {
   const ManyRowsConfig& config;
   std::int64_t time;
@@ -116,7 +116,7 @@ struct TimedTile {
 constexpr TimedTile kTimedTiles[] = {{kNarrowTiles, 100}, {kWideTiles, 142}, {kWidestTiles, 192}};
 constexpr TimedTile kTimedGatedTiles[] = {{kGatedTiles, 100}, {kWideGatedTiles, 183}};
 
-// The tile whose waves take the least time, of several the narrowest.
+// The tile whose waves take the least time. If several do, the narrowest of them.
 const ManyRowsConfig& choose_many_rows(const LinearGemm& gemm, bool shares_weights) {
   if (gemm.chains.leaves) return gemm.gated ? kGatedLeafTiles : kLeafTiles;
   const std::int64_t pairs = gemm.multiprocessors / 2;
@@ -137,7 +137,7 @@ void enqueue_many_rows(const LinearGemm& gemm, const ManyRowsConfig& config, boo
     p.weights[m] = map_matrix(mapped_weights(gemm, m), gemm.dtype, config.sums / 2);
   }
   const MappedTensor y = mapped_matrix(gemm.out, gemm.rows, gemm.columns, gemm.out_stride);
-  // TMA stores units of 16 bytes. Where a row ends within one, it would overwrite what follows the row.
+  // TMA stores units of 16 bytes. If a row ends within one, TMA would overwrite the bytes after the row.
   p.stores_by_tma = !gemm.writes_sums && gemm.columns * kLinearElementBytes % 16 == 0 && can_map(y);
   if (p.stores_by_tma) p.y = map_matrix(y, gemm.dtype, 64);
   const std::int64_t pairs = std::min<std::int64_t>(tile_pairs(gemm, config, shares_weights), gemm.multiprocessors / 2);

@@ -60,7 +60,7 @@ int few_rows_tile(std::int64_t rows) {
   while (tile_rows < rows && tile_rows < kInt4MaxFewRows) tile_rows *= 2;
   return tile_rows;
 }
-// Tiles of rows in the largest task of up to `rows` rows that the few-rows kernel may get.
+// Tiles of rows in the largest task, of up to `rows` rows, that the few-rows kernel may compute.
 std::int64_t few_rows_tiles(std::int64_t rows) {
   return ceil_div(std::min<std::int64_t>(rows, kInt4FewRows), few_rows_tile(rows));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sm90_linear_int8 and sm90_linear_int4: wgmma. What TMA can't read goes to the kernels of mma.sync, which have the
-// same bits.
+// sm90_linear_int8 and sm90_linear_int4: wgmma. Tasks whose tensors TMA can't read are computed by the mma.sync
+// kernels, which have the same bits.
 #pragma once
 
 #include <memory>

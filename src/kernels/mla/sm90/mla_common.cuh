@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the three forms of sm90_mla share: work tiles, pages, queries, FP8 rows, softmax offsets and output columns.
+// Code shared by the three forms of sm90_mla: work tiles, pages, queries, FP8 rows, softmax offsets and output columns.
 #pragma once
 
 #include <type_traits>

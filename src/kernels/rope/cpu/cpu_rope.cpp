@@ -12,7 +12,7 @@
 #include "kernels/rope/rope_angle.hpp"
 #include "kernels/rope/token_rotation.hpp"
 
-// As in tile_ops.cpp.
+// The same SIMD targets as in common/cpu/tile_ops.cpp.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/rope/cpu/cpu_rope.cpp"

@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::uint64_t kRopeAlignment = 16;
 
-// Tokens of a CTA, whose launch, angles and rows they share: so many that each thread has the units that it loads
-// together, if cos and sin fit in shared memory (32 KiB) and there are CTAs for all multiprocessors.
+// Tokens of a CTA, which share its launch, angles and rows. There are as many as give each thread a full batch of units
+// to load, provided that cos and sin fit into shared memory (32 KiB) and that there are CTAs for all multiprocessors.
 constexpr int kMinTileTokens = 8, kMaxTileTokens = 32;
 constexpr int kTileUnits = 2 * kRopeThreads;
 constexpr int kTilePairs = 4096;
@@ -48,7 +48,7 @@ class CudaRope final : public RopeKernel {
     p.is_int64 = task.positions.is_int64;
     p.inverse = task.inverse;
     bool in_place = true;
-    // Two vectors where they fit: measured faster in bench/notes/rope.md.
+    // Two vectors if they fit, because that was faster (bench/notes/rope.md).
     RopeVectors vectors = RopeVectors::kTwo;
     RopeUnit unit = rope_unit(spec_.dtype, spec_.pairs, vectors);
     if (spec_.pair_count() % unit.pairs != 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The RoPE kernel of all GPUs, `cuda_rope`: its registry entry, launch parameters and launches. It reads and writes
-// each row once, 16 bytes at a time where the rows are aligned, and has the bits of `cpu_rope`.
+// each row once, 16 bytes at a time if the rows are aligned, and has the bits of `cpu_rope`.
 #pragma once
 
 #include <cuda_runtime.h>

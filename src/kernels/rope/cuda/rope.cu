@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CTA has a tile of tokens with all heads of q and k. Its threads first compute cos and sin of the tile's tokens and
-// pairs into shared memory, while their first rows are on the way, and then rotate the rows unit by unit.
+// pairs into shared memory, while their first rows are being loaded, and then rotate the rows unit by unit.
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
 #include "kernels/rope/cuda/cuda_rope.hpp"
@@ -17,7 +17,7 @@ __device__ std::int64_t position_of(const RopeParams& p, std::int64_t token, int
   return static_cast<const std::int32_t*>(p.positions)[at];
 }
 
-// A unit of the tile, and where it is.
+// A unit of the tile, and its destination.
 template <class Element, bool kAligned, RopePairs kPairs, int kVectors>
 struct TileUnit {
   RowUnit<Element, kAligned, kPairs, kVectors> unit;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotation of rows by RoPE on a GPU: shared by the kernel of RoPE and by the update of a KV cache that rotates the rows
-// which it writes.
+// Rotation of rows by RoPE on a GPU. Used by the RoPE kernel, and by the update of a KV cache if it rotates the rows
+// that it writes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,7 +20,7 @@ __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 
-// Rounds to nearest even. NaN becomes the one that host kernels store.
+// Rounds to nearest even. Any NaN becomes the NaN that host kernels store.
 __device__ __forceinline__ void store_rounded(float value, float& to) {
   to = isnan(value) ? __uint_as_float(0x7fc00000U) : value;
 }
@@ -60,7 +60,7 @@ class RowUnit {
  public:
   static constexpr bool kInterleaved = kPairs == RopePairs::kInterleaved;
   static_assert(kVectors == 1 || (kVectors == 2 && kInterleaved && kAligned));
-  // Elements of a vector: 16 bytes where rows are aligned to them.
+  // Elements of a vector: 16 bytes if rows are aligned to 16 bytes.
   static constexpr int kCount = kAligned ? 16 / static_cast<int>(sizeof(Element)) : kInterleaved ? 2 : 1;
   static constexpr int kUnitPairs = kInterleaved ? kVectors * kCount / 2 : kCount;
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of SSD on the CPU. States before segments and gradients after them are those of two SsdLevels. A head's
+// Gradients of SSD on the CPU. States before segments and gradients after them are computed by two SsdLevels. A head's
 // segment is then processed twice: ascending, to keep the state before each chunk, and descending, for the gradients.
 //
-// Sums over the tokens of a chunk after a token are products of a lower triangle, with the chunk's rows in reverse
-// order.
+// The sums over all later tokens of a chunk are products with a lower triangle, with the chunk's rows in reverse order.
 #include "kernels/ssd_backward/cpu/cpu_ssd_backward.hpp"
 
 #include <algorithm>
@@ -41,8 +40,8 @@ void reverse_rows(const float* source, int rows, int width, float* target) {
   for (int r = 0; r < rows; ++r) std::copy_n(source + (rows - 1 - r) * width, width, target + r * width);
 }
 
-// The lower triangle of source, [kChunkRows, kChunkRows], mirrored at the other diagonal: row r has what column
-// rows − 1 − r had, in reverse order.
+// The lower triangle of source, [kChunkRows, kChunkRows], mirrored at the other diagonal: row r is column rows − 1 − r,
+// in reverse order.
 void mirror(const float* source, int rows, float* target) {
   for (int r = 0; r < rows; ++r) {
     for (int k = 0; k <= r; ++k) {
@@ -66,8 +65,8 @@ class States final : public SsdLevels {
   void finish_tile(const SsmTask&, const SsmWorkTile&, float*, float*) const override {}  // never finished
 };
 
-// One thread's scratch for a head of a segment, besides SsdScratch. Arrays of rows of B and C are padded to
-// `state_width`, with zeros.
+// One thread's scratch for a head of a segment, in addition to SsdScratch. Arrays of rows of B and C are padded to
+// `state_width` with zeros.
 struct GradientScratch {
   float* states = nullptr;        // [kChunksOfSegment, state_dim, width]: before each chunk
   float* across = nullptr;        // [width, state_width]: a transposed state, or gradient of one
@@ -92,10 +91,10 @@ struct GradientScratch {
   float* up_to = nullptr;         // [kChunkRows]: decays of the tokens up to each
   float* after = nullptr;         // [kChunkRows]: decays of the tokens after each
   float* scales = nullptr;        // [kChunkRows]
-  float* slopes = nullptr;        // [kChunkRows]: of dt, by the dt that is given
+  float* slopes = nullptr;        // [kChunkRows]: derivatives of dt by the dt that is given
   float* dx_dt = nullptr;         // [kChunkRows]: x · G · B
-  float* to_end = nullptr;        // [kChunkRows]: what a token adds to the state after the chunk, times its gradient
-  float* from_begin = nullptr;    // [kChunkRows]: what the state before the chunk adds to a row, times its gradient
+  float* to_end = nullptr;        // [kChunkRows]: a token's term of the state after the chunk, times its gradient
+  float* from_begin = nullptr;    // [kChunkRows]: a row's term from the state before the chunk, times its gradient
   float* pairs = nullptr;         // [kChunkRows]
   float* log_gradient = nullptr;  // [kChunkRows]: q
   SsdScratch levels;
@@ -121,7 +120,7 @@ struct GradientScratch {
   }
 };
 
-// Gradients of states, and from them, in finish(), all others.
+// Computes gradients of states and, in finish(), all other gradients from them.
 class Gradients final : public SsdLevels {
  public:
   Gradients(const SsdBackwardSpec& spec, const CpuBackend& backend, const States& states)
@@ -218,7 +217,8 @@ class Gradients final : public SsdLevels {
     }
   }
 
-  // Writes a chunk's gradients. `state` is before it; `gradient` is that of the state after it, and then before it.
+  // Writes a chunk's gradients. `state` is the state before the chunk. `gradient` is the gradient of the state after
+  // the chunk, and is replaced by that of the state before it.
   void differentiate(const Chunk& chunk, const float* state, float* gradient, const GradientScratch& scratch,
                      SsdTerms& terms) const {
     load_rows(chunk, scratch);
@@ -269,7 +269,7 @@ class Gradients final : public SsdLevels {
     ops().exp2(scratch.after, kChunkRows);
   }
 
-  // The derivative of z / (1 + exp(−z)): at +∞ it is 1 and at −∞ 0, where the product would be ∞ · 0.
+  // The derivative of z / (1 + exp(−z)). It is 1 at +∞ and 0 at −∞, for which the product would be ∞ · 0.
   static float silu_slope(float z, float sigmoid) {
     return std::isinf(z) ? sigmoid : sigmoid * (1.0F + z * (1.0F - sigmoid));
   }
@@ -357,7 +357,8 @@ class Gradients final : public SsdLevels {
                      const GradientScratch& scratch) const {
     const int tokens = chunk.tokens;
     float* const q = scratch.log_gradient;
-    // Pairs (i, j) with j < t ≤ i: over i of the sums over j so far.
+    // pairs[i]: the sum of the terms w_ij over the j so far. q_t needs pairs (i, j) with j < t ≤ i, so it is a sum of
+    // these.
     std::fill_n(scratch.pairs, kChunkRows, 0.0F);
     for (int t = 0; t < tokens; ++t) {
       q[t] = 0.0F;

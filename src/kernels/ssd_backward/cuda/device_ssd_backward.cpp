@@ -13,13 +13,14 @@ namespace ringattn::cuda {
 
 namespace {
 
-// About as many heads in a set: fewer sets move fewer bytes, and more fill more multiprocessors with short sequences.
+// Approximate number of heads in a set. With fewer sets, fewer bytes are moved. With more, more multiprocessors are
+// busy for short sequences.
 constexpr int kSetHeads = 40;
-// (Segment, head) pairs of a batch, per multiprocessor. The states of chunks of one take 1 MiB, with head_dim 64 and
-// state_dim 128.
+// (Segment, head) pairs of a batch, per multiprocessor. The states of the chunks of one pair take 1 MiB with head_dim
+// 64 and state_dim 128.
 constexpr int kPairsPerMultiprocessor = 8;
 constexpr std::uint64_t kAlignment = 16;
-// As in ssm/cuda/device_ssm.cpp, whose launches have a third of this duration.
+// The same as in ssm/cuda/device_ssm.cpp, whose launches take a third of the time.
 constexpr double kLastWavesSeconds = 2e-4;
 constexpr double kReadTwiceFraction = 0.02;
 
@@ -147,7 +148,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
         rows.rows = limits_.rows;
         rows.chunk_terms = reinterpret_cast<float4*>(chunk_terms_.data());
         launcher_.rows(rows, segments, cuda_stream(stream));
-        // Last, because dz is where g was.
+        // This launch is the last one, because dz overwrites g.
         if (spec_.forward.gate) {
           launcher_.gate({launch.states, first, 0, heads_together(), tensor_of(task.dy), rows_of(task.dz), states},
                          segments, multiprocessors_, cuda_stream(stream));
@@ -168,7 +169,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
   }
 
  private:
-  // Parameters of the same runs, in the direction of time and against it.
+  // Parameters of the same runs, for states (ascending in time) and for gradients (descending).
   struct Launch {
     SsmParams states;
     SsmParams gradients;
@@ -187,8 +188,8 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
     return std::min(all, std::max<std::int64_t>(some, spec_.forward.heads));
   }
 
-  // Segments of a batch: as many as there is memory for, without those that would begin a wave of the rows kernel's
-  // CTAs and not fill it.
+  // Segments of a batch: as many as memory allows, except those that would begin a wave of the rows kernel's CTAs
+  // without filling it.
   int batch_segments(const SsmParams& states) const {
     const std::int64_t all = std::max<std::int64_t>(1, batch_pairs(limits_) / states.head_count);
     const std::int64_t ctas = std::int64_t{kChunksOfSegment} * head_blocks(states, heads_together());  // of a segment
@@ -222,7 +223,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
     visit(&DeviceSsdBackward::sets_, bytes(2 * group_sets() * limits.rows, std::int64_t{s.groups} * s.state_dim));
   }
 
-  // g, the gradient of S_t · C_t + D · x_t. With a gate it lies in dz until dz is known.
+  // g, the gradient of S_t · C_t + D · x_t. With a gate it is stored in dz until dz is computed.
   SsmTensor g_of(const SsdBackwardTask& task) const {
     if (!spec_.forward.gate) return tensor_of(task.dy);
     TensorView g = task.dz;

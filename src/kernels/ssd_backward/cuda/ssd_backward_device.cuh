@@ -15,7 +15,7 @@ void allow_shared(Kernel kernel, int bytes) {
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
 }
 
-// The coordinates of a segment for gradients: its flags are those of the gradient after it.
+// The coordinates of a segment for gradients. Its flags describe the gradient after it.
 __device__ inline SegmentCoord gradient_coord(const SsmParams& p, std::int64_t nth) {
   SegmentCoord coord = segment_coord(p, nth);
   const SsmRunEntry& run = p.runs[run_of<&SsmRunEntry::segment>(p, coord.index)];
@@ -26,8 +26,8 @@ __device__ inline SegmentCoord gradient_coord(const SsmParams& p, std::int64_t n
   return coord;
 }
 
-// Stores a state as chunk_state_offset() says, rounded. Element [t][e] is of dim `dim` + e / 2 · 8 and of column
-// 8 t + lane % 4 · 2 + e % 2. Lanes exchange pairs, so that each stores four adjacent elements.
+// Stores a state, rounded, in the order of chunk_state_offset(). Element [t][e] is of dim `dim` + e / 2 · 8 and of
+// column 8 t + lane % 4 · 2 + e % 2. Lanes exchange pairs, so that each stores four adjacent elements.
 template <int kDims, int kTiles>
 __device__ __forceinline__ void store_chunk_state(const float (&state)[kTiles][4], __nv_bfloat16* target, int dim,
                                                   int lane) {
@@ -55,8 +55,8 @@ __device__ __forceinline__ float sum_quad(float value) {
   return __fadd_rn(value, __shfl_xor_sync(0xffffffffU, value, 2));
 }
 
-// Sums of columns of two tiles of 16 × 8, and where to store them, kStride apart. `columns` [t][e]: the lane's sum of
-// column lane % 4 · 2 + e of tile t. Lanes with lane & 4 have no column of their own.
+// Computes the column sums of two tiles of 16 × 8 and stores them kStride apart. `columns` [t][e]: the lane's sum of
+// column lane % 4 · 2 + e of tile t. Lanes with lane & 4 store no column.
 template <int kStride = 8>
 __device__ __forceinline__ void store_column_sums(const float (&columns)[2][2], int lane, float* target) {
   const bool second_tile = (lane & 16) != 0;
@@ -105,9 +105,9 @@ template <class Cta>
 struct DtGradient {
   using Shape = typename Cta::Shape;
   using Element = typename Cta::InputElement;
-  // What load() reads, before the sums of the head are awaited.
+  // The inputs that load() reads before it waits for the sums of the head.
   struct Inputs {
-    Element dt[2];  // as given: to convert them would be to wait for the load
+    Element dt[2];  // as given: converting them would wait for the load
     float a;
     float bias;
   };
@@ -124,7 +124,7 @@ struct DtGradient {
     return inputs;
   }
 
-  // Σ over lower lanes of the same kWidth ones, and of the lane itself.
+  // Inclusive prefix sum over groups of kWidth lanes.
   template <int kWidth>
   __device__ __forceinline__ static float scan(float value, int lane) {
 #pragma unroll
@@ -154,8 +154,8 @@ struct DtGradient {
     const float second = __fadd_rn(lane % kWidth + 1 < kWidth ? next : 0.0F, value.y);
     return make_float2(__fadd_rn(second, value.x), second);
   }
-  // Both for a whole warp: `from` becomes sums_from() and `before` sums_before(). Shuffles keep their order, so that
-  // two scans in turn would wait for twice as many.
+  // Computes both for a whole warp: `from` becomes sums_from() and `before` sums_before(). The compiler keeps shuffles
+  // in order, so one scan after the other would wait for twice as many shuffles.
   __device__ __forceinline__ static void scan_both(float2& from, float2& before, int lane) {
     float after = __fadd_rn(from.x, from.y);
     float until = __fadd_rn(before.x, before.y);
@@ -181,7 +181,7 @@ struct DtGradient {
     const float* const sums = cta.sums(index);
     const float* const da_cumsum = cta.da_cumsum(index);
     const auto pair = [&](int first) { return *reinterpret_cast<const float2*>(sums + first); };
-    // Sum of the parts in which warps have left a sum of each token.
+    // The sum of each token, added up from its parts, which different warps have stored.
     const auto sum_parts = [&](int first, int parts) {
       float2 sum = pair(first + 2 * lane);
       for (int i = 1; i < parts; ++i) sum = add(sum, pair(first + i * kChunk + 2 * lane));

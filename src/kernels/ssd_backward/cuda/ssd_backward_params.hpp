@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel parameters of the SSD backward kernels, what device_ssd_backward.cpp launches of an algorithm, and the
-// launchers of the kernels that all algorithms share.
+// Kernel parameters of the SSD backward kernels, the launchers that each algorithm has (device_ssd_backward.cpp calls
+// them), and the launchers of the kernels that all algorithms share.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -83,8 +83,8 @@ struct SsdBackwardLauncher {
 };
 
 // Sums of a head in shared memory, as offsets in floats. There are several buffers: DtGradient reads one while the next
-// heads' sums are computed. Warps leave as many parts of a sum as the first template arguments say. kBlockSums_: what
-// kWithin has.
+// heads' sums are computed. The first four template arguments are the numbers of parts that warps store of each sum.
+// kBlockSums_: whether there are block sums, too (kWithin).
 template <int kStateParts_, int kTokenParts_, int kDtParts_, int kInnerParts_, bool kBlockSums_>
 struct SsdSums {
   static constexpr int kStateParts = kStateParts_;

@@ -59,7 +59,7 @@ struct SsdRowsShape : cuda::SsdSums<4, 2, 2, 8, true> {
   static constexpr int kC = kBBytes;  // B is at 0
   static constexpr int kScores = 2 * kBBytes;
   static constexpr int kSums = kScores + kChunk * kIntraChunkPitch;
-  static constexpr int kDaCumsum = kSums + 2 * kSumFloats * 4;  // [stages + 1]: finish_head() is a head late
+  static constexpr int kDaCumsum = kSums + 2 * kSumFloats * 4;  // [stages + 1]: DtGradient is a head late
   static constexpr int kHead = kDaCumsum + (kStages + 1) * kChunkDaCumsumFloats * 4;  // [stages]
   static constexpr int kBytes = kHead + kStages * kStageBytes;
   static_assert(kBytes == layout_bytes(kStages) && kBytes <= kMaxBytes);

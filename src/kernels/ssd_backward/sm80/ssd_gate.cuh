@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(SsdGateShape<kDims, kStates>::kThreads, 2)
 #pragma unroll 1
   for (int index = 0; index < heads.count; ++index) {
     cuda::copy_wait<0>();
-    __syncthreads();  // the head has landed, and all reads of the one before it are done
+    __syncthreads();  // the head has landed, and all reads of the previous one are done
     issue(index + 1);
     const std::uint32_t x = memory + static_cast<std::uint32_t>(stage_of(index));
     const float* const da_cumsum = ssd_memory + (stage_of(index) + Shape::kDaCumsum) / 4;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients of rows (kernels/ssd_backward/ssd_backward.hpp, 4). A CTA computes a chunk for a set of heads, one head at
-// a time, from the state before the chunk and the gradient after it. Eight warps (SsdTokens) compute what has a row per
-// token and head: scores, dx, and the sums of dt. The other eight (SsdSets) accumulate what is summed over heads: dB
-// and dC. Between two heads there is one barrier.
+// a time, from the state before the chunk and the gradient after it. Eight warps (SsdTokens) compute everything that
+// has a row per token and head: scores, dx, and the sums of dt. The other eight (SsdSets) accumulate the sums over
+// heads: dB and dC. Between two heads there is one barrier.
 //
 // Rounding: states, their gradients, intra-chunk scores of dx, and the sums of intra-chunk scores over the set's heads
-// are bf16. x, g, B and C are MMA operands as they are; in fp16 they are split into a bf16 pair where the other operand
-// is bf16. Decays and scales are applied in fp32. All sums are fp32.
+// are bf16. x, g, B and C are MMA operands without conversion; if they are fp16 and the other operand is bf16, they are
+// split into a bf16 pair. Decays and scales are applied in fp32. All sums are fp32.
 #pragma once
 
 #include "kernels/ssd_backward/sm80/ssd_states.cuh"
@@ -15,7 +15,7 @@ namespace ringattn::sm80 {
 
 inline constexpr int kTokensBarrier = 1;
 
-// What both groups of warps know.
+// Parameters and shared-memory addresses that both groups of warps use.
 template <class Element, int kDims, int kStates>
 struct SsdRowsCta {
   using InputElement = Element;
@@ -386,7 +386,7 @@ class SsdSets {
     }
   }
 
-  // Adds what is within the chunk, and stores both.
+  // Adds the terms within the chunk, and stores both gradients.
   __device__ __forceinline__ void finish() {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
@@ -519,7 +519,7 @@ __global__ void __launch_bounds__(SsdRowsShape<kDims, kStates>::kThreads, 1)
 #pragma unroll 1
     for (int index = 0; index < count; ++index) {
       if constexpr (Shape::kStages > 1) cuda::copy_wait<Shape::kStages - 2>();
-      __syncthreads();  // the head has landed, and all reads of the one before it are done
+      __syncthreads();  // the head has landed, and all reads of the previous one are done
       cta.issue_head(index + Shape::kStages - 1);
       if constexpr (Shape::kStages == 1) {
         cuda::copy_wait<0>();

@@ -5,7 +5,7 @@
 // segment for a few heads of one group, chunk by chunk. A warp holds 16 dims of a head's state in registers, as the
 // accumulator of the MMAs.
 //
-// Rounding: as sm80_ssd's, a scaled x or g is a bf16 hi/lo pair. With kExpand it is rounded to bf16 once.
+// Rounding: as in sm80_ssd, a scaled x or g is a bf16 hi/lo pair. With kExpand it is rounded to bf16 once.
 #pragma once
 
 #include "kernels/ssd_backward/cuda/ssd_backward_device.cuh"
@@ -75,7 +75,7 @@ class SegmentStates {
 #pragma unroll 1
     for (int i = 0; i < chunks_; ++i) {
       cuda::copy_wait<Shape::kStages - 2>();
-      __syncthreads();  // the chunk has landed, and all reads of the one before it are done
+      __syncthreads();  // the chunk has landed, and all reads of the previous one are done
       issue_copies(i + Shape::kStages - 1);
       if (!present) continue;
       if constexpr (kExpand) {

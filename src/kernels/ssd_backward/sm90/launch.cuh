@@ -14,7 +14,7 @@
 
 namespace ringattn::sm90 {
 
-// map_task() is that of the forward kernels. `y`, which they map too, is x here.
+// map_task() is the forward kernels' function. It also maps y, which is x here.
 template <int kStates, bool kReversed, bool kExpand>
 void launch_states(const cuda::SsdStatesParams& given, int segments, int multiprocessors, cudaStream_t stream) {
   cuda::SsmParams scan = given.scan;
@@ -28,7 +28,7 @@ void launch_states(const cuda::SsdStatesParams& given, int segments, int multipr
   constexpr int kSharedBytes =
       kExpand ? ChunkStateTiles<kStates>::kSharedBytes : SsdLayout<kStates, false>::kSharedBytes;
   if constexpr (kReversed && kExpand) {
-    // Its CTAs fill the last wave of the kernel before it, that of the states of the same batch.
+    // Its CTAs fill the last wave of the previous kernel, which computes the states of the same batch.
     cuda::PdlLaunch launch(static_cast<int>(ctas), kSsdThreads, kSharedBytes, Stream{stream});
     check_cuda(cudaLaunchKernelEx(&launch.config, kernel, p), "sm90_ssd_backward");
   } else {
@@ -44,7 +44,7 @@ void launch_states(const cuda::SsdStatesParams& params, bool reversed, int segme
   launch(params, segments, multiprocessors, stream);
 }
 
-// `given.scan.x` is where g is stored. False, and nothing is launched, if TMA cannot access dy, z or g.
+// g is stored in `given.scan.x`. Returns false, and launches nothing, if TMA cannot access dy, z or g.
 template <int kStates>
 bool launch_gated_gradients(const cuda::SsdStatesParams& given, const cuda::SsmTensor& dy, int multiprocessors,
                             cudaStream_t stream) {

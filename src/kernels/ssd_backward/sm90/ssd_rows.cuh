@@ -3,10 +3,10 @@
 // one head at a time, from the state before the chunk and the gradient after it. README.md has a diagram of its
 // warpgroups.
 //
-// Rounding: that of sm80's ssd_rows_kernel, but in dB and dC the scales and the scaled x and g are rounded to bf16
-// instead of scaling in fp32, because the sums over heads stay in the accumulators. dt and D are in the scores of dx
-// before these are rounded. The terms w_ij of the log-decays' gradients are summed by MMAs, and w_ij / dt_j and dt_j
-// are rounded to bf16 for that.
+// Rounding: that of sm80's ssd_rows_kernel, with these differences. For dB and dC, the scales and the scaled x and g
+// are rounded to bf16 instead of scaling in fp32, because the sums over heads stay in the accumulators. For dx, dt and
+// D are included in the scores before these are rounded. The terms w_ij of the log-decays' gradients are summed by
+// MMAs, for which w_ij / dt_j and dt_j are rounded to bf16.
 #pragma once
 
 #include "kernels/common/cuda/tile_copy.cuh"
@@ -78,7 +78,7 @@ struct HopperRowsCta {
     return reinterpret_cast<float*>(bytes + Shape::kSumsAt) + index % Shape::kSumStages * Shape::kSumFloats;
   }
 
-  // Barriers of a head, and the parity of its turn. A wait for an empty buffer takes the opposite parity.
+  // Barriers of a head, and the parity of their phase. A wait for an empty buffer takes the opposite parity.
   __device__ __forceinline__ std::uint32_t full(int index) const { return barrier(index % Shape::kStages); }
   __device__ __forceinline__ std::uint32_t empty(int index) const {
     return barrier(Shape::kStages + index % Shape::kStages);
@@ -122,7 +122,7 @@ struct HopperRowsCta {
     }
     barrier_init_fence();
   }
-  // By a warp whose lanes have done their part.
+  // Called by a warp whose lanes are all done.
   __device__ __forceinline__ static void arrive(std::uint32_t barrier) {
     __syncwarp();
     if (thread_of_cta() % 32 == 0) barrier_arrive(barrier);
@@ -180,7 +180,7 @@ __device__ __forceinline__ void multiply_transposed(float (&d)[8][4], std::uint3
   wgmma_commit();
 }
 
-// A fragment of 16 rows, from a multiple of 16 on, and columns [16 k, 16 k + 16) of a panel, and the same of the
+// Operand A of 16 rows, from a multiple of 16 on, and columns [16 k, 16 k + 16) of a panel, and the same of the
 // transposed panel. Panels are aligned to 1,024 bytes, so the swizzle flips bits of the address for k = 0.
 __device__ __forceinline__ void load_rows(std::uint32_t (&r)[4], std::uint32_t panel, int row, int k, int lane) {
   cuda::load_matrix(r, ((panel + cuda::swizzled(lane % 16, lane / 16)) ^ static_cast<std::uint32_t>(k << 5)) +
@@ -210,9 +210,9 @@ __device__ __forceinline__ float select(bool condition, float yes, float no) { r
 __device__ __forceinline__ bool on_diagonal(int lane) { return lane % 4 == lane / 8; }
 __device__ __forceinline__ bool has_odd_row(int lane) { return lane / 4 % 2 != 0; }
 
-// The first warpgroup: scores of 16 rows a warp. Of a product of 64 x 64 a warp uses only blocks on and below the
-// diagonal. Its nth block has columns from 16 (warp − n) on: the code of a block is the same for all warps, because all
-// code of the kernel has to fit into the instruction cache.
+// The first warpgroup: 16 rows of scores per warp. Of a product of 64 x 64, a warp uses only the blocks on and below
+// the diagonal. Its nth block starts at column 16 (warp − n). So the code of a block is the same for all warps, which
+// matters because all code of the kernel has to fit into the instruction cache.
 template <int kStates>
 class HopperScores {
  public:
@@ -247,7 +247,7 @@ class HopperScores {
       Cta::arrive(cta_.empty(index));
       compute(index, gx, skip);
     }
-    // The sums of intra-chunk scores over the heads, where the scores of the last head but one were.
+    // The sums of intra-chunk scores over the heads. They overwrite the scores of the last head but one.
     barrier_wait(cta_.scores_empty(count), Cta::pair_parity(count) ^ 1U);
     const PairsOfThread scores(cta_.scores(count));
 #pragma unroll
@@ -256,8 +256,9 @@ class HopperScores {
   }
 
  private:
-  // blocks[n] = the nth block: columns [16 (warp − n), 16 (warp − n) + 16) of `all`. Those for n > warp are of other
-  // columns. Two steps of selects, so that the index of a register is constant and the code the same for all warps.
+  // blocks[n] = the nth block: columns [16 (warp − n), 16 (warp − n) + 16) of `all`. For n > warp it is some other
+  // block, which is not used. There are two steps of selects, so that register indices are constant and the code is the
+  // same for all warps.
   __device__ __forceinline__ void select_blocks(float (&blocks)[4][2][4], const float (&all)[8][4]) const {
     const bool by_one = warp_ % 2 != 0;
     const bool by_two = warp_ / 2 != 0;
@@ -722,7 +723,8 @@ __device__ __forceinline__ void load_head(const HopperRowsCta<kStates>& cta, int
   tma_load_bytes(x + Shape::kState, p.states + of_chunk * kStateElements, Shape::kStateBytes, full);
 }
 
-// By one warp: the heads whose buffers are empty at first, then the others.
+// Called by one warp. load_first_heads() loads the heads whose buffers are empty at the start, and load_other_heads()
+// the others.
 template <int kStates>
 __device__ __forceinline__ void load_first_heads(const HopperRowsCta<kStates>& cta) {
   constexpr int kStages = HopperRowsCta<kStates>::Shape::kStages;

@@ -28,7 +28,7 @@ inline constexpr int kRowsSetRegisters = 208;
 struct HopperSsdRows {
   cuda::SsdRowsParams rows;
   bool maps;             // TMA loads x and g. Threads copy chunks with fewer than 64 tokens.
-  bool maps_dx;          // TMA stores dx, likewise
+  bool maps_dx;          // TMA stores dx
   CUtensorMap x, g, dx;  // boxes of a chunk of a head, for dx of kRowsOfWarp tokens
 };
 
@@ -38,7 +38,7 @@ struct HopperRowsShape : cuda::SsdSums<1, 1, 2, 4, false> {
   static constexpr int kStages = 3;
   // Sums of a head: DtGradient reads one buffer while the sums of the next heads are computed.
   static constexpr int kSumStages = 4;
-  // dA_cumsum and dt of a head are read until its sums are, which may be kSumStages heads after its other tiles are
+  // dA_cumsum and dt of a head are read as long as its sums are. That may be kSumStages heads after its other tiles are
   // released: the sets warpgroup waits for a head's buffer of sums before it releases the head's tiles.
   static constexpr int kDaCumsumStages = kStages + kSumStages;
   static constexpr int kBBytes = kChunk * cuda::padded_row_bytes(kStates);

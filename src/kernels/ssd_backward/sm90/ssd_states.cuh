@@ -51,8 +51,8 @@ struct ChunkStateTiles {
   static_assert(kSharedBytes <= 227 * 1024);
 };
 
-// Stores a state as cuda::chunk_state_offset() says, rounded, by TMA from `tile` in shared memory. Each warp stores its
-// own 16 dims.
+// Stores a state, rounded, in the order of cuda::chunk_state_offset(), by TMA from `tile` in shared memory. Each warp
+// stores its own 16 dims.
 template <int kStates>
 __device__ __forceinline__ void store_chunk_state(const float (&state)[kStates / 8][4], std::uint32_t tile,
                                                   Bf16* target) {
@@ -112,7 +112,7 @@ class GatedGradients {
     barrier_init_fence();
   }
 
-  // Issues the load of a chunk's z, after all reads of that of chunk − kStages. By one thread.
+  // Issues the load of a chunk's z, after all reads of the z of chunk − kStages. Called by one thread.
   __device__ __forceinline__ void issue_load(int chunk) const {
     const SsdMemory<kStates, false>& memory = dim_block_.memory;
     const int index = dim_block_.index;
@@ -138,7 +138,7 @@ class GatedGradients {
                    tile(chunk));
   }
 
-  // Replaces a fragment of dy by that of g, in its tile too. A warp has its own 16 dims of the tiles.
+  // Replaces a fragment of dy by the same fragment of g, also in its tile. A warp has its own 16 dims of the tiles.
   __device__ __forceinline__ void transform(std::uint32_t (&x)[4], int chunk, int k) const {
     using Pack = cuda::MmaTraits<Bf16>;
     const std::uint32_t at = DimBlock::matrices_of_lane() + static_cast<std::uint32_t>(k) * DimBlock::kStepRowBytes;
@@ -197,8 +197,8 @@ class GatedGradients {
   const DimBlock& dim_block_;
 };
 
-// Local gradients with a gate: ssd_states_kernel<kStates, true, false> of g = dy · silu(z). x of `p` is dy, y is g, and
-// the map of C, which this kernel does not read, is that of z.
+// Local gradients with a gate: ssd_states_kernel<kStates, true, false> for g = dy · silu(z). In `p`, x is dy, y is g,
+// and the map of C, which this kernel does not read, is the map of z.
 template <int kStates>
 __global__ void __launch_bounds__(kSsdThreads, 1) ssd_gated_gradients_kernel(const __grid_constant__ HopperSsd p) {
   extern __shared__ unsigned char ssd_shared[];
@@ -239,8 +239,8 @@ template <int kStates, bool kReversed, bool kExpand>
 __global__ void __launch_bounds__(kSsdThreads, 1) ssd_states_kernel(const __grid_constant__ HopperSsdStates p) {
   extern __shared__ unsigned char ssd_shared[];
   const SsdMemory<kStates, false> memory(ssd_shared);
-  // The gradients' kernel, which needs nothing of the states', may start. It ends after that one, so that the kernel
-  // after both finds both done.
+  // The kernel of the gradients may start, because it does not read the states. It ends after this one, so that the
+  // next kernel, which waits for it, finds both done.
   if constexpr (kExpand && !kReversed) cuda::pdl_launch_dependents();
   const DimBlockCta cta_work = dim_block_cta(p.ssd.scan, p.ssd.blocks, static_cast<int>(blockIdx.x));
   SsdChunks cta_chunks(p.ssd.scan, cta_work, p.first_segment, kReversed);

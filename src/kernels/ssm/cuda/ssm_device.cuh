@@ -97,8 +97,8 @@ __device__ __forceinline__ float smaller(float a, float b) {
   return r;
 }
 
-// log(1 + e^v), within 8 ulp where e^v is a normal number, and 0 below; NaN stays NaN. With e = exp(−|v|), which is at
-// most 1, it is max(v, 0) + e · (log(1 + e) / e), and the quotient is a polynomial.
+// log(1 + e^v), within 8 ulp if e^v is a normal number, and 0 below that. NaN stays NaN. With e = exp(−|v|), which is
+// at most 1, it is max(v, 0) + e · (log(1 + e) / e), and the quotient is a polynomial.
 __device__ __forceinline__ float softplus(float v) {
   constexpr float kLog2ERest = 1.92596299e-8F;  // log2 e − kSsmLog2E
   constexpr float kLn2 = 0.693147181F;
@@ -132,7 +132,7 @@ __device__ __forceinline__ float silu(float v) {
   const float power = exp2_approx(__fmul_rn(v, -kSsmLog2E));
   return __fmul_rn(v, reciprocal_approx(__fadd_rn(power, 1.0F)));
 }
-// Its derivative: at +∞ it is 1 and at −∞ 0, where the product would be ∞ · 0.
+// The derivative of silu. It is 1 at +∞ and 0 at −∞, for which the product would be ∞ · 0.
 __device__ __forceinline__ float silu_slope(float v) {
   const float power = exp2_approx(__fmul_rn(v, -kSsmLog2E));
   const float logistic = reciprocal_approx(__fadd_rn(power, 1.0F));

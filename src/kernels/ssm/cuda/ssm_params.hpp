@@ -21,7 +21,7 @@ inline constexpr int kChunksOfSegment = static_cast<int>(kSegmentTokens / kChunk
 inline constexpr int kDaCumsumFloats = 2;
 inline constexpr int kChunkDaCumsumFloats = kDaCumsumFloats * kChunk;
 
-// What SsmParams::logs belong to.
+// The meaning of SsmParams::logs.
 enum class SsmLogs : std::uint8_t {
   kHead,        // a head's decay
   kHeadTimesA,  // sums of dt of a head, to be multiplied by A of each state (state_decays)

@@ -153,11 +153,11 @@ __global__ void __launch_bounds__(kUpdateThreads, kUpdateCtas<Element>)
     return {channels * kUpdateChannels<kLanes>, block - channels * static_cast<std::int32_t>(p.sequences)};
   };
   const auto present_in = [&](const UpdateIndex& update_index) { return update_index.first + tile_channel < p.heads; };
-  // The group's first channel, or a channel of the first tile if the group has none.
+  // The first channel of the group. If the group has no channels, a channel of the first tile.
   const auto channel_of = [&](const UpdateIndex& update_index) {
     return (present_in(update_index) ? update_index.first + tile_channel : 0) + group % kUpdateGroups;
   };
-  // The shuffle hides from the compiler that all lanes read one address: it would wait for such a load at once.
+  // The shuffle hides from the compiler that all lanes read one address, since it would wait for such a load at once.
   const auto slot_of = [&](const UpdateIndex& update_index) {
     const int sequence = __shfl_sync(0xffffffffU, update_index.sequence, 0);
     return p.slots != nullptr ? p.slots[sequence] : sequence;
@@ -281,12 +281,12 @@ constexpr int kMaxLanes = 32;
 // kernel.
 constexpr int kMinBlocksPerCta = 4;
 
-// What the decays belong to.
+// How many decays there are, and what they are.
 enum class Decays {
-  kStates,  // each state of each channel: exp(dt · A)
-  kDt,      // a head: exp(dt · A)
-  kHeads,   // a head: a log-decay in place of dt · A, and a scale of y
-  kDims,    // each state of a head: likewise
+  kStates,  // one for each state of each channel: exp(dt · A)
+  kDt,      // one per head: exp(dt · A)
+  kHeads,   // one per head: a log-decay instead of dt · A, and y is scaled
+  kDims,    // one for each state of a head: also log-decays
 };
 
 // A lane's elements of its group's states, and the A or log-decays, B and C for them. All loads are issued before any

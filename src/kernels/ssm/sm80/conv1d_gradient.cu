@@ -20,7 +20,7 @@ constexpr int kTiles = static_cast<int>(kTokenUnit) / kTileTokensOfWarp;
 constexpr int kThreads = 32 * kTiles;
 constexpr int kPair = 2;               // channels of a thread
 constexpr int kChannels = 32 * kPair;  // of a CTA
-constexpr int kTokensAtOnce = 4;       // loaded while as many are computed
+constexpr int kTokensAtOnce = 4;       // loaded while the same number of tokens is computed
 constexpr int kSumThreads = 128;
 
 // Two adjacent channels of one token, as stored.

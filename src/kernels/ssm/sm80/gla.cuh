@@ -3,21 +3,21 @@
 // with a decay per key dim.
 //
 // A CTA processes a segment of one head, chunk by chunk. Consumer warps hold the state in registers, 16 dims of v each,
-// and do the products with it. Producer warps load the chunks and make what the consumers multiply, while these are at
-// the chunk before:
+// and multiply by it. Producer warps load the chunks and compute the consumers' operands, one chunk ahead of the
+// consumers:
 //
 //   a_j = exp2(log-decay of token j), one for each key dim
 //   within a sub-chunk of 16 tokens: the products of a up to token i, and after token j
 //   q_i · (decay from the start of the chunk), k_j · (decay to its end)
 //   scores_ij = Σ_n q_i[n] · k_j[n] · (decay after j up to i)[n]
 //
-// A decay is the product of the a of its tokens: there is one exp2 for each token and dim, and none of a positive
-// number where log-decays are at most 0. Between sub-chunks the scores are an MMA of q_i · (decay from the end of
-// the sub-chunk of j) and k_j · (decay to that end). In a diagonal block the decays of k_j are multiplied on from row
-// to row, and each term is an fp32 fma.
+// A decay is the product of the a of its tokens. So there is one exp2 for each token and dim, and its argument is never
+// positive if log-decays are at most 0. Between sub-chunks the scores are an MMA of q_i · (decay from the end of the
+// sub-chunk of j) and k_j · (decay to that end). In a diagonal block the decays of k_j are multiplied up from row to
+// row, and each term is an fp32 fma.
 //
 // Rounding: in y, decayed q and k, the scores and the state before the chunk are rounded to the element type once. In
-// local states, decayed k are a hi/lo pair of it. All sums are fp32.
+// local states, decayed k are a hi/lo pair of the element type. All sums are fp32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -37,7 +37,7 @@ namespace ringattn::sm80 {
 // Named barriers. Barrier 0 is that of the CTA. As in sync_head(), ids and counts are immediates.
 inline constexpr int kGlaProducerBarrier = 1;
 inline constexpr int kGlaFullBarrier = 2;   // of two sets of tiles
-inline constexpr int kGlaEmptyBarrier = 4;  // likewise
+inline constexpr int kGlaEmptyBarrier = 4;  // also of two sets
 template <int kBarrier, int kThreads>
 __device__ __forceinline__ void gla_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
@@ -264,10 +264,10 @@ class GlaProducer {
     return make_float2(__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y));
   }
 
-  // Multiplies q and k of the chunk by their decays. For the scores of later sub-chunks, in place: k by the decay to
-  // the end of its sub-chunk, q by that from the start of its own. Decays of q from earlier ends make the tiles
-  // kFarQueries: of sub-chunk 2 from the end of 0, of sub-chunk 3 from those of 1 and 0. `set` is the CTA's memory,
-  // moved on to the chunk's set of tiles.
+  // Multiplies q and k of the chunk by their decays. The operands for the scores of later sub-chunks are computed in
+  // place: k by the decay to the end of its sub-chunk, q by the decay from the start of its own. q with decays from
+  // earlier ends are stored in the tiles kFarQueries: sub-chunk 2 from the end of sub-chunk 0, and sub-chunk 3 from the
+  // ends of 1 and 0. `set` is the CTA's memory, offset to the chunk's set of tiles.
   __device__ __forceinline__ void scale_rows(unsigned char* stage, unsigned char* set) const {
     if (!has_rows()) return;
     const int sub_chunk = own_sub_chunk();
@@ -359,7 +359,7 @@ class GlaProducer {
         four(Layout::kQueries, row, part, q);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          // Selected, not skipped: branches would keep the loads of later rows behind them.
+          // A select instead of a branch: branches would delay the loads of later rows.
           const float later = column < i ? of_row[e] : 1.0F;
           if (row >= 8) {
             keys[0][e] = __fmul_rn(keys[0][e], of_row[e]);
@@ -427,10 +427,11 @@ class GlaProducer {
     }
   }
 
-  // The segment's log-decays: sums over sub-chunks in the same place of their chunks, then over these four.
+  // Stores the segment's log-decays. `logs` are sums over the sub-chunks at one index in their chunks, and are added
+  // here over the four indices.
   __device__ __forceinline__ void store_logs(const float (&logs)[2]) const {
     float* const sums = floats(Layout::kSubDecays);
-    sync();  // nobody reads decays there any more
+    sync();  // no thread reads decays there any more
     if (has_rows()) {
       *reinterpret_cast<float2*>(sums + own_sub_chunk() * kDim + own_dim()) = make_float2(logs[0], logs[1]);
     }

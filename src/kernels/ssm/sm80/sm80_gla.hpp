@@ -41,19 +41,19 @@ struct GlaLayout {
   static constexpr int kKeyTile = kChunk * kKeyPitch;
   static constexpr int kValueTile = kChunk * kValuePitch;
 
-  // In a stage: k, log-decays and q as they are loaded.
+  // Layout of a stage: k, log-decays and q as they are loaded.
   static constexpr int kKeys = 0;
   static constexpr int kLogs = kKeys + kKeyTile;  // fp32 [64, kDim]
   static constexpr int kQueries = kLogs + kChunk * kDim * 4;
   static constexpr int kStageBytes = kQueries + (kOutputs ? kKeyTile : 0);
 
-  // What consumers read. With two stages, local states have two sets of tiles, and producers are a chunk further ahead.
-  // For y there is memory for one. v has a tile more than there are sets.
+  // Memory that consumers read. With two stages, local states have two sets of tiles, and producers are a chunk further
+  // ahead. For y there is only memory for one set. v has one tile more than there are sets.
   static constexpr int kSets = !kOutputs && kStages == 2 ? 2 : 1;
   static constexpr int kValueTiles = kSets + 1;
   static constexpr int kValues = kStages * kStageBytes;
   static constexpr int kStateKeys = kValues + kValueTiles * kValueTile;
-  static constexpr int kSecond = kStateKeys + kKeyTile;  // kOutputs: q for the state, else what kStateKeys lack
+  static constexpr int kSecond = kStateKeys + kKeyTile;  // kOutputs: q for the state, else the lo part of kStateKeys
   static constexpr int kScores = kSecond + kKeyTile;
   static constexpr int kChunkDecay = kScores + (kOutputs ? kChunk * kIntraChunkPitch : 0);  // fp32 [kDim]
   static constexpr int kSetBytes = kChunkDecay + kDim * 4 - kStateKeys;

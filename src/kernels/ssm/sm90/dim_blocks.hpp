@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Assigns the dim blocks of a range of heads to CTAs, in launch order. A CTA has three dim blocks, or two where three
-// do not divide their number or where that shortens the last wave. An SM runs one CTA at a time. CTAs of two take less
-// time, so they come last. The partition does not affect bits.
+// Assigns the dim blocks of a range of heads to CTAs, in launch order. A CTA has three dim blocks, or two if the number
+// of dim blocks is not a multiple of three or if that shortens the last wave. An SM runs one CTA at a time. CTAs of two
+// take less time, so they come last. The partition does not affect bits.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ struct DimBlockCut {
 };
 __host__ __device__ constexpr DimBlockCut cut_dim_blocks(int dim_blocks, int max_pairs) {
   if (dim_blocks == 1) return {0, 1};
-  const int pairs = 2 * dim_blocks % 3;  // at least as many, and then in steps of three
+  const int pairs = 2 * dim_blocks % 3;  // minimum; more come in steps of three
   const int possible = max_pairs < dim_blocks / 2 ? max_pairs : dim_blocks / 2;
   const int more = possible > pairs ? (possible - pairs) / 3 * 3 : 0;
   return {(dim_blocks - 2 * (pairs + more)) / 3, pairs + more};
@@ -91,7 +91,7 @@ inline DimBlockPartition count_blocks(const cuda::SsmParams& p, int dim_blocks, 
   return blocks;
 }
 
-// Estimated end of a launch. The time of a CTA is its number of dim blocks plus one, for what it does once for all.
+// Estimated end of a launch. The time of a CTA is its number of dim blocks plus one, for the work that they share.
 inline std::int64_t end_of_launch(const DimBlockPartition& blocks, std::int64_t segments,
                                   std::int64_t multiprocessors) {
   constexpr std::int64_t kThree = 4;
