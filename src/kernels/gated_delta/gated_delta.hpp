@@ -32,6 +32,7 @@
 //   4. In KDA, where decays are within the products over key dims, a chunk has sub-chunks of 16 tokens. For i and j in
 //      different sub-chunks q_i or k_i is scaled by exp2(G_i − G_s) and k_j by exp2(G_s − G_j), with s the last token
 //      before the sub-chunk of i. In the same sub-chunk the decay multiplies each term.
+//      `cpu_gated_delta_amx` evaluates all decays of KDA within a chunk as products of the tokens' decays.
 //
 // With GatedDeltaSpec::qk_l2norm each row of q and of k is first multiplied by 1 / sqrt(Σ x² + 1e-6), in fp32.
 //

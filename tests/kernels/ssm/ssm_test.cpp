@@ -518,7 +518,7 @@ TEST(SsmSpecs, AreChosenByTheirDecays) {
   const SsmSpec lightning = linear_spec(Dtype::kBf16, 64, 128, 128, SsmDecay::kHead);
   const SsmSpec gla = linear_spec(Dtype::kBf16, 4, 128, 64, SsmDecay::kDim);
   EXPECT_EQ(choose_kernel(lightning, {"cpu", "auto"}).row->name, of_bf16);
-  EXPECT_EQ(choose_kernel(gla, {"cpu", "auto"}).row->name, "cpu_gla");
+  EXPECT_EQ(choose_kernel(gla, {"cpu", "auto"}).row->name, cpu::has_amx_bf16() ? "cpu_gla_amx" : "cpu_gla");
   if (kernel_table<SsmSpec>().front().backend == "cuda") {
     const auto on_gpu = [](const SsmSpec& spec) {
       return choose_kernel(spec, {"cuda", "auto"}, KernelScope::kAnyMachine).row->name;

@@ -15,6 +15,8 @@
 #include "hwy/highway.h"
 #include "kernels/common/cpu/math-inl.hpp"
 #include "kernels/common/unroll.hpp"
+#include "kernels/gated_delta/cpu/amx_delta-inl.hpp"
+#include "kernels/ssm/cpu/amx_gla-inl.hpp"
 #include "kernels/ssm/cpu/amx_ssd-inl.hpp"
 #include "kernels/ssm/ssm.hpp"
 
@@ -509,10 +511,29 @@ const SsmOps& ssm_ops() {
   return ops;
 }
 
-// The table with AMX tiles, or null for a target without AVX-512.
+// The tables with AMX tiles, or null for a target without AVX-512.
 const SsdTileOps* ssd_tile_table() {
 #ifdef RINGATTN_HAVE_AMX_GEMM
   static const SsdTileOps ops{&load_ssd_group, &accumulate_ssd, &round_ssd_state, &finish_ssd};
+  return &ops;
+#else
+  return nullptr;
+#endif
+}
+
+const DeltaTileOps* delta_tile_table() {
+#ifdef RINGATTN_HAVE_AMX_GEMM
+  static const DeltaTileOps ops{&load_delta_keys, &load_decayed_delta_keys, &solve_delta, &round_delta_state,
+                                &advance_delta};
+  return &ops;
+#else
+  return nullptr;
+#endif
+}
+
+const GlaTileOps* gla_tile_table() {
+#ifdef RINGATTN_HAVE_AMX_GEMM
+  static const GlaTileOps ops{&accumulate_gla, &round_gla_state, &finish_gla};
   return &ops;
 #else
   return nullptr;
@@ -527,9 +548,13 @@ namespace ringattn::cpu {
 
 HWY_EXPORT(ssm_ops);
 HWY_EXPORT(ssd_tile_table);
+HWY_EXPORT(delta_tile_table);
+HWY_EXPORT(gla_tile_table);
 
 const SsmOps& best_ssm_ops() { return HWY_DYNAMIC_DISPATCH(ssm_ops)(); }
 const SsdTileOps* ssd_tile_ops() { return has_amx_bf16() ? HWY_DYNAMIC_DISPATCH(ssd_tile_table)() : nullptr; }
+const DeltaTileOps* delta_tile_ops() { return has_amx_bf16() ? HWY_DYNAMIC_DISPATCH(delta_tile_table)() : nullptr; }
+const GlaTileOps* gla_tile_ops() { return has_amx_bf16() ? HWY_DYNAMIC_DISPATCH(gla_tile_table)() : nullptr; }
 
 }  // namespace ringattn::cpu
 #endif  // HWY_ONCE
