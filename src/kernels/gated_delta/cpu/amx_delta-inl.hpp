@@ -34,11 +34,6 @@ HWY_DIAGNOSTICS_OFF(disable : 4701, ignored "-Wmaybe-uninitialized")
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
 
-// Rows lie a page apart, so each costs a TLB miss.
-HWY_INLINE void prefetch_delta_row(const std::byte* row, int bytes) {
-  for (int at = 0; at < bytes; at += 64) _mm_prefetch(row + at, _MM_HINT_T1);
-}
-
 // 1 / sqrt(Σ x² + eps) of a row of bf16.
 HWY_INLINE float inverse_norm(const std::byte* row, int dim) {
   __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
@@ -56,7 +51,7 @@ HWY_INLINE void pack_delta_rows(const SsdRows& rows, int dim, int tokens, int ne
   const int steps = dim / kTileDepth;
   const int end = (tokens + kSsdBlock - 1) / kSsdBlock * kSsdBlock;
   for (int i = 0; i < end; ++i) {
-    if (i < next_tokens) prefetch_delta_row(rows.at(i + kSsdRows), 2 * dim);
+    if (i < next_tokens) prefetch_row(rows.at(i + kSsdRows), 2 * dim);
     const __m512 factor = _mm512_set1_ps(normalized && i < tokens ? inverse_norm(rows.at(i), dim) : 1.0F);
     for (int step = 0; step < steps; ++step) {
       __m512i values = _mm512_setzero_si512();
@@ -140,9 +135,9 @@ inline void load_decayed_delta_keys(const DeltaTiles& tiles, const SsdRows& k, c
   for (int i = 0; i < kSsdRows; ++i) {
     const std::ptrdiff_t at = std::ptrdiff_t{i} * keys.dim;
     if (i < next_tokens) {
-      prefetch_delta_row(k.at(i + kSsdRows), 2 * keys.dim);
-      if (q.data != nullptr) prefetch_delta_row(q.at(i + kSsdRows), 2 * keys.dim);
-      prefetch_delta_row(log_decays.at(i + kSsdRows), 4 * keys.dim);
+      prefetch_row(k.at(i + kSsdRows), 2 * keys.dim);
+      if (q.data != nullptr) prefetch_row(q.at(i + kSsdRows), 2 * keys.dim);
+      prefetch_row(log_decays.at(i + kSsdRows), 4 * keys.dim);
     }
     widen_delta_row(i < tokens ? k.at(i) : nullptr, keys.dim, normalized, keys.k + at);
     if (keys.q != nullptr) widen_delta_row(i < tokens ? q.at(i) : nullptr, keys.dim, normalized, keys.q + at);

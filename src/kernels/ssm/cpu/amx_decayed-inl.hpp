@@ -235,6 +235,11 @@ HWY_INLINE void multiply_near_keys(const DecayedTiles& tiles, int subs) {
   }
 }
 
+// Rows lie a page apart, so each costs a TLB miss.
+HWY_INLINE void prefetch_row(const std::byte* row, int bytes) {
+  for (int at = 0; at < bytes; at += 64) _mm_prefetch(row + at, _MM_HINT_T1);
+}
+
 // Log-decays to base 2, not below kMinLogDecay; NaN stays NaN. null: zeros.
 HWY_INLINE void clamp_log_decays(const float* row, int dim, float* target) {
   for (int d = 0; d < dim; d += kTileColumns) {

@@ -28,11 +28,29 @@ HWY_DIAGNOSTICS_OFF(disable : 4701, ignored "-Wmaybe-uninitialized")
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
 
-// Clamps the log-decays, and adds their sums to `logs` if it is not null.
-HWY_INLINE void load_gla_decays(const DecayedTiles& keys, float* logs) {
+// A row of bf16 in fp32; null: zeros.
+HWY_INLINE void widen_gla_row(const std::byte* row, int dim, float* target) {
+  for (int d = 0; d < dim; d += kTileDepth) {
+    __m512 wide[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    if (row != nullptr) widen_dims(row + 2 * d, wide);
+    store_dims({wide[0], wide[1]}, target + d);
+  }
+}
+
+// Loads k, log-decays and with keys.q also q, and adds sums of log-decays to `logs` if it is not null.
+HWY_INLINE void load_gla_keys(const DecayedTiles& keys, const GlaTileHead& head, float* logs) {
   for (int i = 0; i < kSsdRows; ++i) {
-    float* const row = keys.decays + std::ptrdiff_t{i} * keys.dim;
-    clamp_log_decays(row, keys.dim, row);
+    const std::ptrdiff_t at = std::ptrdiff_t{i} * keys.dim;
+    if (i < head.next_tokens) {
+      prefetch_row(head.k.at(i + kSsdRows), 2 * keys.dim);
+      if (keys.q != nullptr) prefetch_row(head.q.at(i + kSsdRows), 2 * keys.dim);
+      prefetch_row(head.log_decays.at(i + kSsdRows), 4 * keys.dim);
+    }
+    const bool exists = i < head.tokens;
+    widen_gla_row(exists ? head.k.at(i) : nullptr, keys.dim, keys.k + at);
+    if (keys.q != nullptr) widen_gla_row(exists ? head.q.at(i) : nullptr, keys.dim, keys.q + at);
+    clamp_log_decays(exists ? reinterpret_cast<const float*>(head.log_decays.at(i)) : nullptr, keys.dim,
+                     keys.decays + at);
   }
   for (int d = 0; logs != nullptr && d < keys.dim; d += kTileColumns) {
     __m512 sum = _mm512_setzero_ps();
@@ -70,7 +88,7 @@ inline void accumulate_gla(const GlaTiles& tiles, const GlaTileHead& head, float
   const FlushSubnormals flush;
   DecayedTiles keys = tiles.keys;
   keys.q = nullptr;
-  load_gla_decays(keys, logs);
+  load_gla_keys(keys, head, logs);
   load_gla_values(tiles, head);
   configure_tiles(TileConfig{});
   decay_keys(keys, head.tokens);
@@ -118,7 +136,7 @@ inline void finish_gla(const GlaTiles& tiles, const GlaTileHead& head, float* st
   const FlushSubnormals flush;
   DecayedTiles keys = tiles.keys;
   keys.k_transposed_lo = nullptr;
-  load_gla_decays(keys, nullptr);
+  load_gla_keys(keys, head, nullptr);
   load_gla_values(tiles, head);
   configure_tiles(TileConfig{});
   decay_keys(keys, head.tokens);

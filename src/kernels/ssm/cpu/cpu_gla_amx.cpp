@@ -19,6 +19,8 @@ namespace {
 struct GlaTileScratch {
   GlaTiles tiles;
   std::byte* rounded_state = nullptr;  // [state_dim, head_dim] of bf16
+  std::byte* rotated_k = nullptr;  // [2 · kChunkRows, state_dim] of bf16, with RoPE; the next chunk's: prefetched only
+  std::byte* rotated_q = nullptr;
 
   GlaTileScratch(const SsmSpec& spec, ScratchArrays& arrays) {
     const int dim = spec.state_dim;
@@ -37,6 +39,7 @@ struct GlaTileScratch {
     arrays.take(tiles.v, kChunkRows, 2 * spec.head_dim);
     arrays.take(tiles.products, kChunkRows, kChunkRows);
     arrays.take(rounded_state, dim, 2 * spec.head_dim);
+    for (std::byte** rows : {&rotated_k, &rotated_q}) arrays.take(*rows, 2 * kChunkRows, 2 * dim);
   }
   static std::size_t floats(const SsmSpec& spec) {
     ScratchArrays arrays(nullptr);
@@ -79,27 +82,20 @@ class CpuGlaAmx final : public SsdLevels {
     join_gla_states(ops(), logs, spec().state_dim, width(), before, local, result);
   }
 
-  // Loads the rows of a chunk, with zeros after the last one, and calls process(head).
+  // Calls process(head) for each chunk, in ascending order.
   template <class Process>
   void for_each_chunk(const SsmTask& task, const SsmWorkTile& work_tile, const GlaTileScratch& scratch, bool finishes,
                       const Process& process) const {
     const int head = work_tile.first_head_block;
-    const int dims = spec().state_dim;
-    const DecayedTiles& keys = scratch.tiles.keys;
     for (int begin = 0; begin < work_tile.tokens; begin += kChunkRows) {
       const int tokens = std::min(kChunkRows, work_tile.tokens - begin);
       const std::int64_t row = work_tile.row + begin;
-      for (int i = 0; i < tokens; ++i) {
-        load_bc(task.rotation, task.b, row + i, group_of(head), keys.k + i * dims);
-        if (finishes) load_bc(task.rotation, task.c, row + i, group_of(head), keys.q + i * dims);
-        widen_row(rows(), task.dt, row + i, head, dims, keys.decays + i * dims);
-      }
-      for (float* const values : {keys.k, keys.q, keys.decays}) {
-        std::fill_n(values + tokens * dims, (kChunkRows - tokens) * dims, 0.0F);
-      }
       GlaTileHead tile_head;
       tile_head.tokens = tokens;
       tile_head.next_tokens = std::min(kChunkRows, work_tile.tokens - begin - tokens);
+      tile_head.k = load_bc_rows(task.rotation, task.b, row, tokens, group_of(head), scratch.rotated_k);
+      if (finishes) tile_head.q = load_bc_rows(task.rotation, task.c, row, tokens, group_of(head), scratch.rotated_q);
+      tile_head.log_decays = {task.dt.at(row, head), task.dt.token_stride * 4};
       tile_head.v = {task.x.at(row, head), task.x.token_stride * 2};
       if (finishes) {
         tile_head.scale = spec().scale;

@@ -13,7 +13,7 @@ namespace ringattn::cpu {
 
 // One thread's operands, aligned to 64 bytes. Tiles and steps as in DecayedTiles.
 struct GlaTiles {
-  DecayedTiles keys;  // keys.decays: natural log-decays before a call
+  DecayedTiles keys;
   int head_dim = 0;
   std::byte* weights = nullptr;  // left: decayed q · kᵀ, [2 · 32 tokens, 2 steps of tokens, 2, tile]
   std::byte* v = nullptr;        // right: [head_dim / 16, 2 steps of tokens, tile]
@@ -24,6 +24,9 @@ struct GlaTiles {
 struct GlaTileHead {
   int tokens = 0;
   int next_tokens = 0;  // of the next chunk, which are prefetched
+  SsdRows k;
+  SsdRows q;           // null data: accumulate()
+  SsdRows log_decays;  // fp32, natural
   SsdRows v;
   float scale = 1.0F;
   std::byte* y = nullptr;
