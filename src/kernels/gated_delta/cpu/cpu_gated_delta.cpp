@@ -235,7 +235,7 @@ class CpuGatedDelta final : public DeltaSegments {
     for (int i = 0; i < tokens; ++i) {
       float* const o = scratch.o + i * value_width();
       for (int c = 0; c < spec().value_dim; ++c) o[c] *= scale();
-      narrow_row(o, spec().value_dim, spec().dtype, task.o.at(row + i, head));
+      narrow_row(ops(), o, spec().value_dim, spec().dtype, task.o.at(row + i, head));
     }
   }
 };

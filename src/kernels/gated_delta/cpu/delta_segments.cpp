@@ -234,7 +234,7 @@ void DeltaSegments::update_head(const GatedDeltaUpdate& update, std::int64_t seq
     ops_.join(q[d], row, o, width, o);
   }
   for (int c = 0; c < width; ++c) o[c] *= scale_;
-  narrow_row(o, width, spec_.dtype, update.o.at(sequence, head));
+  narrow_row(ops_, o, width, spec_.dtype, update.o.at(sequence, head));
 }
 
 }  // namespace ringattn::cpu

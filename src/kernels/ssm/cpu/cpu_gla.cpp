@@ -185,7 +185,7 @@ class CpuGla final : public SsdLevels {
     for (int i = 0; i < tokens; ++i) {
       float* const y = scratch.y + i * width();
       scale_row(spec().scale, spec().head_dim, y);
-      narrow_row(y, spec().head_dim, spec().dtype, task.y.at(row + i, head));
+      narrow_row(ops(), y, spec().head_dim, spec().dtype, task.y.at(row + i, head));
     }
   }
 
