@@ -60,6 +60,7 @@ class GatedDeltaKernels : public ::testing::TestWithParam<GatedDeltaRow> {
         narrow.scale = 0.5F;
         for (const GatedDeltaSpec& spec :
              {narrow, delta_spec(dtype, 1, 2, 128, 128, key_decays), delta_spec(dtype, 2, 2, 8, 16, key_decays)}) {
+          if (dtype == Dtype::kF16 && spec.key_dim == 128) continue;  // as slow as fp32, and with the same code
           if (can(spec)) able.push_back(spec);
         }
       }

@@ -5,12 +5,20 @@
 
 #include <algorithm>
 
+#include "kernels/common/cpu/amx_tiles.hpp"
 #include "kernels/gated_delta/cpu/delta_segments.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
 
 namespace ringattn::cpu {
 
 namespace {
+
+#if defined(__x86_64__)
+// M decays to subnormals, which x86 processors multiply slowly, by microcode.
+using DeltaSubnormals = FlushSubnormals;
+#else
+struct DeltaSubnormals {};
+#endif
 
 constexpr int kSubChunk = static_cast<int>(kSubChunkTokens);
 
@@ -55,6 +63,7 @@ class CpuGatedDelta final : public DeltaSegments {
 
  private:
   void accumulate_segment(const GatedDeltaTask& task, const DeltaSegment& segment, float* memory) const override {
+    [[maybe_unused]] const DeltaSubnormals flush{};
     const int head = segment.first_head;
     DeltaScratch scratch = scratch_in(memory);
     const int width = value_width() + (segment.needs_transition ? key_width() : 0);
@@ -78,6 +87,7 @@ class CpuGatedDelta final : public DeltaSegments {
   }
 
   void finish_segment(const GatedDeltaTask& task, const DeltaSegment& segment, float* memory) const override {
+    [[maybe_unused]] const DeltaSubnormals flush{};
     const int head = segment.first_head;
     DeltaScratch scratch = scratch_in(memory);
     std::copy_n(state_at(segment.index, head), state_floats_padded(), scratch.state);
