@@ -6,11 +6,12 @@
     bench/peers/ssm_cpu.py --op selective_scan --heads 1536 --seq 2k --threads 2
     bench/peers/ssm_cpu.py --op gated_delta --heads 8 --seq 4k --threads 1
 
-PyTorch has no op for any of them. SSD is the chunk scheme of Mamba-2's paper (ssd_minimal) by torch.einsum and torch.matmul in the
-dtype, with decays and states between chunks in fp32; the selective scan is the loop over tokens in fp32, vectorized over
+PyTorch has no op for any of them. SSD is the chunk scheme of Mamba-2's paper (ssd_minimal) by torch.einsum and torch.matmul in
+the dtype, with decays and states between chunks in fp32; the selective scan is the loop over tokens in fp32, vectorized over
 channels and states. gated_delta is Hugging Face's torch_chunk_gated_delta_rule (transformers' Qwen3-Next, in fp32), with half as
-many heads of q and k as of v; kda and gla (linear attention with a decay per dim) are loops over tokens in fp32. SSD and the scan have no D, z or a softplus of dt, so ringattn has none either. RINGATTN_SIMD_TARGET=avx512 measures kernels without AMX. A line has the best and the median time
-of the rounds, and the median of the ratios PyTorch / ringattn of each round.
+many heads of q and k as of v; kda and gla (linear attention with a decay per dim) are loops over tokens in fp32. SSD and the
+scan have no D, z or softplus of dt. RINGATTN_SIMD_TARGET=avx512 measures kernels without AMX. A line has the best and the median
+time of the rounds, and the median of the ratios PyTorch / ringattn of each round.
 """
 
 from __future__ import annotations
