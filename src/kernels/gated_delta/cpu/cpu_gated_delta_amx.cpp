@@ -15,8 +15,10 @@ namespace ringattn::cpu {
 
 namespace {
 
-constexpr int kDeltaTileHeads = 4;        // value heads that share the products of keys, and whose states fit into L2
-constexpr double kDeltaTileFlops = 2e11;  // flop/s of one thread of a Sapphire Rapids
+constexpr int kDeltaTileHeads = 4;  // value heads that share the products of keys, and whose states fit into L2
+// flop/s of one thread of a Sapphire Rapids by gated_delta_token_flops(), GDN with 16k tokens
+// (bench/notes/gated_delta.md)
+constexpr double kDeltaTileFlops = 1.2e11;
 
 // One thread's scratch.
 struct DeltaTileScratch {
