@@ -32,6 +32,7 @@
 //   4. In KDA, where decays are within the products over key dims, a chunk has sub-chunks of 16 tokens. For i and j in
 //      different sub-chunks q_i or k_i is scaled by exp2(G_i − G_s) and k_j by exp2(G_s − G_j), with s the last token
 //      before the sub-chunk of i. In the same sub-chunk the decay multiplies each term.
+//      `cpu_gated_delta_amx` evaluates all decays of KDA within a chunk as products of the tokens' decays.
 //
 // With GatedDeltaSpec::qk_l2norm each row of q and of k is first multiplied by 1 / sqrt(Σ x² + 1e-6), in fp32.
 //
@@ -39,7 +40,7 @@
 // scale is applied, but always in the same way: results are bitwise equal for one kernel on one kind of device. A
 // kernel also chooses whether it rounds the factors of chunk products (1 and 3, not 2) to the dtype
 // (rounds_delta_factors()): q, k, their decayed forms, T, u and what it is made of, and the state before a chunk; each
-// is rounded once, and sums are fp32.
+// is rounded once, and sums are fp32. On x86, CPU kernels treat subnormals as zero in 1 and 3.
 //
 // So a row of o and a final state are pure functions of the sequence's inputs up to there, its initial state and the
 // GatedDeltaSpec. They do not depend on where the task's runs lie in memory, how a sequence is cut into runs, which

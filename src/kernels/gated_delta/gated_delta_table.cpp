@@ -5,6 +5,7 @@
 #endif
 #include "kernels/common/registry.hpp"
 #include "kernels/gated_delta/cpu/cpu_gated_delta.hpp"
+#include "kernels/gated_delta/cpu/cpu_gated_delta_amx.hpp"
 #include "kernels/gated_delta/gated_delta.hpp"
 
 namespace ringattn {
@@ -21,6 +22,14 @@ constexpr KernelRow<GatedDeltaSpec> kTable[] = {
      sm90::gated_delta_missing,
      sm90::make_gated_delta},
 #endif
+    {{{"cpu", cpu::amx_gated_delta_unavailable, cpu::make_cpu_backend},
+      "cpu_gated_delta_amx",
+      "bf16; GDN and KDA, by AMX tiles; key_dim and value_dim multiples of 32 up to 256",
+      cpu::cpu_gated_delta_amx_speed,
+      nullptr,
+      /*amx_bf16=*/true},
+     cpu::cpu_gated_delta_amx_missing,
+     cpu::make_cpu_gated_delta_amx},
     {{kCpuPlatform, "cpu_gated_delta", "fp32, bf16, fp16; GDN and KDA; key_dim and value_dim multiples of 8 up to 256",
       cpu::cpu_gated_delta_speed},
      cpu::cpu_gated_delta_missing,
@@ -34,6 +43,8 @@ std::span<const KernelRow<GatedDeltaSpec>> kernel_table<GatedDeltaSpec>() {
   return kTable;
 }
 
-bool rounds_delta_factors(const KernelEntry& kernel) { return kernel.backend == "cuda"; }
+bool rounds_delta_factors(const KernelEntry& kernel) {
+  return kernel.backend == "cuda" || kernel.name == "cpu_gated_delta_amx";
+}
 
 }  // namespace ringattn

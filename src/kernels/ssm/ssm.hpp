@@ -36,7 +36,8 @@
 // fp32: at the end, or as sm80_ssd and sm90_ssd do, both of the terms of y before they are added. With SsmDecay::kDim,
 // a(T) has an element for each state, and the intra-chunk scores are sums over the states n of C_i[n] · B_j[n] ·
 // a(tokens j + 1 … i)[n] (cpu/cpu_gla.cpp). sm80_gla evaluates a(T) within a chunk as the product of its tokens'
-// decays, and sums logarithms of longer spans by fours of sub-chunks (sm80/gla.cuh).
+// decays, and sums logarithms of longer spans by fours of sub-chunks (sm80/gla.cuh), and so does cpu_gla_amx, which
+// sums logarithms over tokens, then chunks.
 //
 // The sums in decays are also ascending: over tokens, from zero in each chunk (state_decays: segment); over chunks,
 // from zero in each segment; over segments, from zero in each super-segment. Decays within a chunk are exp2 of the

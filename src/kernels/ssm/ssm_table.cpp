@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SSM kernels, in order of preference.
 #include "kernels/ssm/cpu/cpu_gla.hpp"
+#include "kernels/ssm/cpu/cpu_gla_amx.hpp"
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #include "kernels/ssm/cpu/cpu_ssd_amx.hpp"
 #ifdef RINGATTN_HAVE_CUDA
@@ -70,6 +71,15 @@ constexpr KernelRow<SsmSpec> kTable[] = {
      cpu::cpu_ssd_missing,
      cpu::make_cpu_ssd,
      cpu::cpu_ssd_speed},
+    {{{"cpu", cpu::amx_gla_unavailable, cpu::make_cpu_backend},
+      "cpu_gla_amx",
+      "bf16; a decay per key dim, by AMX tiles; head_dim and state_dim multiples of 32 up to 256",
+      speed_of_many<cpu::cpu_gla_amx_speed>,
+      nullptr,
+      /*amx_bf16=*/true},
+     cpu::cpu_gla_amx_missing,
+     cpu::make_cpu_gla_amx,
+     cpu::cpu_gla_amx_speed},
     {{kCpuPlatform, "cpu_gla", "fp32, bf16, fp16; a decay per key dim; head_dim and state_dim multiples of 8 up to 256",
       speed_of_many<cpu::cpu_gla_speed>},
      cpu::cpu_gla_missing,
@@ -92,7 +102,7 @@ std::span<const KernelRow<SsmSpec>> kernel_table<SsmSpec>() {
 }
 
 bool rounds_factors(const KernelEntry& ssm) {
-  return ssm.name == "sm90_ssd" || ssm.name == "sm80_gla" || ssm.name == "cpu_ssd_amx";
+  return ssm.name == "sm90_ssd" || ssm.name == "sm80_gla" || ssm.name == "cpu_ssd_amx" || ssm.name == "cpu_gla_amx";
 }
 
 }  // namespace ringattn

@@ -27,10 +27,10 @@ TEST_P(CpuSsmTargets, AreAccurateAndInvariant) {
   const std::string identity = describe(GetParam());
   if (!is_built()) GTEST_SKIP() << "needs: a build with " << identity;
   for (const SsmRow& row : kernel_table<SsmSpec>()) {
-    if (row.name == "cpu_ssd_amx") {
+    if (row.amx_bf16) {
       EXPECT_EQ(row.unavailable().empty(), GetParam().amx);
     }
-    if (row.backend != "cpu" || GetParam().amx != (row.name == "cpu_ssd_amx")) continue;
+    if (row.backend != "cpu" || GetParam().amx != row.amx_bf16) continue;
     const double term = rounds_factors(row) ? kRoundedSsmTerm : kSsmTerm;
     for (SsmSpec spec : {ssm_spec(Dtype::kF32, 3, 40, 24), ssm_spec(Dtype::kBf16, 2, 8, 16),
                          ssm_spec(Dtype::kBf16, 5, 32, 96), selective_spec(Dtype::kF16, 24, 8)}) {

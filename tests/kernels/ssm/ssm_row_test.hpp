@@ -108,7 +108,7 @@ class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
     for (const SsmSpec& spec :
          {ssm_spec(dtype, 1, 8, 8), ssm_spec(dtype, 1, 64, 16), ssm_spec(dtype, 1, 32, 32), selective_spec(dtype, 8, 8),
           selective_spec(dtype, 32, 16), ssm_spec(dtype, 1, 64, 64), linear_spec(dtype, 1, 8, 8, SsmDecay::kDim, 1.0F),
-          linear_spec(dtype, 1, 64, 64, SsmDecay::kDim, 1.0F)}) {
+          linear_spec(dtype, 1, 32, 32, SsmDecay::kDim, 1.0F), linear_spec(dtype, 1, 64, 64, SsmDecay::kDim, 1.0F)}) {
       if (can(spec)) return spec;
     }
     return std::nullopt;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU kernel of the gated delta rule: all arithmetic in fp32, in parallel over segments and value heads.
+// On x86 subnormals are zero, except in the carry and in updates.
 #pragma once
 
 #include <memory>

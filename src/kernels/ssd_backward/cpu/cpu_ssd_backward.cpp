@@ -290,7 +290,7 @@ class Gradients final : public SsdLevels {
         const float y = spec().skip ? dz[p] + d * scratch.x[i * width() + p] : dz[p];
         dz[p] = scratch.dy[i * width() + p] * y * silu_slope(z[p], sigmoid[p]);
       }
-      narrow_row(dz, spec().head_dim, spec_.gradients, task_->dz.at(chunk.row + i, chunk.head));
+      narrow_row(ops(), dz, spec().head_dim, spec_.gradients, task_->dz.at(chunk.row + i, chunk.head));
     }
   }
 
@@ -348,7 +348,7 @@ class Gradients final : public SsdLevels {
         dx[p] *= scratch.levels.dt[j];
         if (spec().skip) dx[p] += d * scratch.g[j * width() + p];
       }
-      narrow_row(dx, spec().head_dim, spec_.gradients, task_->dx.at(chunk.row + j, chunk.head));
+      narrow_row(ops(), dx, spec().head_dim, spec_.gradients, task_->dx.at(chunk.row + j, chunk.head));
     }
   }
 
@@ -408,7 +408,7 @@ class Gradients final : public SsdLevels {
       const float q = scratch.log_gradient[j];
       float ddt = scratch.dx_dt[j] + task_->a[chunk.head] * q;
       ddt = scratch.slopes[j] == 0.0F ? 0.0F : ddt * scratch.slopes[j];
-      narrow_row(&ddt, 1, spec_.gradients, task_->ddt.at(chunk.row + j, chunk.head));
+      narrow_row(ops(), &ddt, 1, spec_.gradients, task_->ddt.at(chunk.row + j, chunk.head));
       own.a += scratch.levels.dt[j] * q;
       if (spec().dt_bias) own.dt_bias += ddt;
       if (spec().skip) own.d += scratch.products[j * kChunkRows + j];
@@ -492,8 +492,8 @@ class CpuSsdBackward final : public SsdBackwardKernel {
       }
       if (sets[set].end() % group_heads != 0) continue;
       const int group = sets[set].first / group_heads;
-      narrow_row(db, state_dim, spec_.gradients, task.db.at(row, group));
-      narrow_row(dc, state_dim, spec_.gradients, task.dc.at(row, group));
+      narrow_row(best_ssm_ops(), db, state_dim, spec_.gradients, task.db.at(row, group));
+      narrow_row(best_ssm_ops(), dc, state_dim, spec_.gradients, task.dc.at(row, group));
     }
   }
 

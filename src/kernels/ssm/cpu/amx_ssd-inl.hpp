@@ -231,19 +231,24 @@ inline void accumulate_ssd(const SsdTiles& tiles, const SsdTileHead& head, float
   release_tiles();
 }
 
-inline void round_ssd_state(const SsdTiles& tiles, const float* state, std::byte* rounded) {
-  const int steps = tiles.state_dim / kTileDepth;
-  for (int n = 0; n < tiles.state_dim; n += 2) {
-    const float* const even = state + static_cast<std::ptrdiff_t>(n) * tiles.head_dim;
-    const float* const odd = even + tiles.head_dim;
-    for (int dim = 0; dim < tiles.head_dim; dim += kSsdBlock) {
+// A state [state_dim, columns] as [columns / 16, steps of state_dim, tile].
+inline void round_state_columns(int state_dim, int columns, const float* state, std::byte* rounded) {
+  const int steps = state_dim / kTileDepth;
+  for (int n = 0; n < state_dim; n += 2) {
+    const float* const even = state + static_cast<std::ptrdiff_t>(n) * columns;
+    const float* const odd = even + columns;
+    for (int column = 0; column < columns; column += kSsdBlock) {
       std::byte* const tile =
-          rounded + static_cast<std::size_t>(dim / kTileColumns * steps + n / kTileDepth) * kTileBytes;
-      round_state_rows({_mm512_loadu_ps(even + dim), _mm512_loadu_ps(even + dim + kTileColumns)},
-                       {_mm512_loadu_ps(odd + dim), _mm512_loadu_ps(odd + dim + kTileColumns)}, steps,
+          rounded + static_cast<std::size_t>(column / kTileColumns * steps + n / kTileDepth) * kTileBytes;
+      round_state_rows({_mm512_loadu_ps(even + column), _mm512_loadu_ps(even + column + kTileColumns)},
+                       {_mm512_loadu_ps(odd + column), _mm512_loadu_ps(odd + column + kTileColumns)}, steps,
                        tile + n % kTileDepth / 2 * kTileRowBytes);
     }
   }
+}
+
+inline void round_ssd_state(const SsdTiles& tiles, const float* state, std::byte* rounded) {
+  round_state_columns(tiles.state_dim, tiles.head_dim, state, rounded);
 }
 
 // Intra-chunk scores: scores[i, j] · a(tokens j + 1 … i) · dt[j], zero for j > i, rounded to bf16.

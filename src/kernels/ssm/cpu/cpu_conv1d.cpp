@@ -54,7 +54,7 @@ class CpuConv1d final : public CausalConv1dKernel {
         for (std::int64_t t = 0; t < tokens; ++t) {
           ops_.convolve(spec_.channels, spec_.width, x.data() + t * spec_.channels, weights.data(), task.bias,
                         spec_.silu, y.data());
-          narrow_row(y.data(), spec_.channels, spec_.dtype, task.y.at(run.row + block.begin + t, 0));
+          narrow_row(ops_, y.data(), spec_.channels, spec_.dtype, task.y.at(run.row + block.begin + t, 0));
         }
       }
     }
@@ -80,7 +80,7 @@ class CpuConv1d final : public CausalConv1dKernel {
       std::memcpy(halo + static_cast<std::size_t>(spec_.halo_tokens() - 1) * row_bytes, update.x.at(s, 0), row_bytes);
       std::vector<float> y(static_cast<std::size_t>(spec_.channels));
       ops_.convolve(spec_.channels, spec_.width, x.data(), weights.data(), update.bias, spec_.silu, y.data());
-      narrow_row(y.data(), spec_.channels, spec_.dtype, update.y.at(s, 0));
+      narrow_row(ops_, y.data(), spec_.channels, spec_.dtype, update.y.at(s, 0));
     }
   }
 
@@ -187,7 +187,7 @@ class CpuConv1d final : public CausalConv1dKernel {
       ops_.add_product(spec_.channels, weights.data() + (spec_.width - 1 - (t - s)) * spec_.channels, g,
                        tile.row.data());
     }
-    narrow_row(tile.row.data(), spec_.channels, spec_.dtype, to);
+    narrow_row(ops_, tile.row.data(), spec_.channels, spec_.dtype, to);
   }
 
   void differentiate_tile(const CausalConv1dGradientTask& task, const CausalConv1dGradientRun& run, std::int64_t begin,

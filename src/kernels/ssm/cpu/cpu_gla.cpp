@@ -106,12 +106,7 @@ class CpuGla final : public SsdLevels {
 
   void join(const SsmTask&, int, const float* logs, const float* before, const float* local,
             float* result) const override {
-    std::vector<float> decays(logs, logs + spec().state_dim);
-    ops().exp2(decays.data(), spec().state_dim);
-    for (int n = 0; n < spec().state_dim; ++n) {
-      const std::ptrdiff_t at = std::ptrdiff_t{n} * width();
-      ops().join(decays[static_cast<std::size_t>(n)], before + at, local + at, width(), result + at);
-    }
+    join_gla_states(ops(), logs, spec().state_dim, width(), before, local, result);
   }
 
   // Loads k and v, and computes the sums of log-decays.
@@ -190,7 +185,7 @@ class CpuGla final : public SsdLevels {
     for (int i = 0; i < tokens; ++i) {
       float* const y = scratch.y + i * width();
       scale_row(spec().scale, spec().head_dim, y);
-      narrow_row(y, spec().head_dim, spec().dtype, task.y.at(row + i, head));
+      narrow_row(ops(), y, spec().head_dim, spec().dtype, task.y.at(row + i, head));
     }
   }
 
@@ -204,6 +199,16 @@ class CpuGla final : public SsdLevels {
 };
 
 }  // namespace
+
+void join_gla_states(const SsmOps& ops, const float* logs, int state_dim, int width, const float* before,
+                     const float* local, float* result) {
+  std::vector<float> decays(logs, logs + state_dim);
+  ops.exp2(decays.data(), state_dim);
+  for (int n = 0; n < state_dim; ++n) {
+    const std::ptrdiff_t at = std::ptrdiff_t{n} * width;
+    ops.join(decays[static_cast<std::size_t>(n)], before + at, local + at, width, result + at);
+  }
+}
 
 std::vector<std::string> cpu_gla_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;

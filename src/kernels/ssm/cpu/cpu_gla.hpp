@@ -11,6 +11,12 @@
 
 namespace ringattn::cpu {
 
+struct SsmOps;
+
+// result = fma(2^logs[n], before, local) for each row n of states [state_dim, width]. `result` may alias an input.
+void join_gla_states(const SsmOps& ops, const float* logs, int state_dim, int width, const float* before,
+                     const float* local, float* result);
+
 // Requirements of `spec` that the kernel does not support. See KernelRow::missing.
 std::vector<std::string> cpu_gla_missing(const SsmSpec& spec);
 double cpu_gla_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);

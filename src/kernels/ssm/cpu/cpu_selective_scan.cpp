@@ -15,13 +15,16 @@ namespace {
 
 constexpr int kChunk = static_cast<int>(kChunkTokens);
 constexpr int kMaxStates = 256;
-constexpr int kBlocksPerTile = 8;  // channel blocks that share the widened B and C
+constexpr int kBlocksPerTile = 8;  // channel blocks that share the widened B and C, and whose rows are widened together
+constexpr int kTileChannels = kBlocksPerTile * kChannelBlock;
+constexpr int kBlockRows = kChunk * kChannelBlock;  // elements of a block's rows
 
 struct SsmScratch {
   float* b = nullptr;      // [kChunk, state_dim]
   float* c = nullptr;      // [kChunk, state_dim]
   float* rates = nullptr;  // [head_blocks, state_dim, kChannelBlock]: A · log2 e
-  float* dt = nullptr;     // [kChunk, kChannelBlock], also the next ones
+  float* row = nullptr;    // [kTileChannels]
+  float* dt = nullptr;     // [kBlocksPerTile, kChunk, kChannelBlock], also the next ones
   float* x = nullptr;
   float* z = nullptr;
   float* y = nullptr;
@@ -36,7 +39,8 @@ struct SsmScratch {
     take(scratch.b, kChunk, state_dim);
     take(scratch.c, kChunk, state_dim);
     take(scratch.rates, kBlocksPerTile * state_dim, kChannelBlock);
-    for (float** array : {&scratch.dt, &scratch.x, &scratch.z, &scratch.y}) take(*array, kChunk, kChannelBlock);
+    take(scratch.row, 1, kTileChannels);
+    for (float** array : {&scratch.dt, &scratch.x, &scratch.z, &scratch.y}) take(*array, kChunk, kTileChannels);
     return floats;
   }
 };
@@ -119,21 +123,20 @@ class CpuSelectiveScan final : public SsmLevels {
       for (int t = 0; t < std::min(kChunk, work_tile.tokens - begin - tokens); ++t) {
         prefetch_row(task, row + tokens + t, work_tile.first_head_block * kChannelBlock, logs == nullptr);
       }
+      load_tokens(task, row, tokens, work_tile, scratch);
       for (int head_block = 0; head_block < work_tile.head_blocks; ++head_block) {
-        const int channel = (work_tile.first_head_block + head_block) * kChannelBlock;
-        load_tokens(task, row, tokens, channel, scratch);
-        const ChannelTokens in{tokens, state_dim, rates_of(head_block), scratch.dt, scratch.x, scratch.b, scratch.c};
+        const int at = head_block * kBlockRows;
+        const ChannelTokens in{tokens,    state_dim, rates_of(head_block), scratch.dt + at, scratch.x + at,
+                               scratch.b, scratch.c};
         float* const state = states + static_cast<std::size_t>(head_block) * block_floats();
-        ops().scan_channels(in, state, logs == nullptr ? scratch.y : nullptr);
-        if (logs == nullptr) {
-          write_rows(task, row, tokens, channel, scratch);
-          continue;
-        }
+        ops().scan_channels(in, state, logs == nullptr ? scratch.y + at : nullptr);
+        if (logs == nullptr) continue;
         for (int t = 0; t < tokens; ++t) {
           for (int i = 0; i < kChannelBlock; ++i)
-            logs[head_block * kChannelBlock + i] += scratch.dt[t * kChannelBlock + i];
+            logs[head_block * kChannelBlock + i] += scratch.dt[at + t * kChannelBlock + i];
         }
       }
+      if (logs == nullptr) write_rows(task, row, tokens, work_tile, scratch);
     }
   }
 
@@ -149,33 +152,54 @@ class CpuSelectiveScan final : public SsmLevels {
     }
   }
 
-  void load_channels(const TensorView& view, std::int64_t row, int channel, float* target) const {
-    if (view.head_stride == 1) return widen_row(rows(), view, row, channel, kChannelBlock, target);
-    for (int i = 0; i < kChannelBlock; ++i) target[i] = element_at(view, row, channel + i);
+  // Rows of the work tile's channels, block by block: [head_blocks, kChunk, kChannelBlock].
+  void load_channels(const TensorView& view, std::int64_t row, int tokens, const SsmWorkTile& work_tile, float* memory,
+                     float* target) const {
+    const int first = work_tile.first_head_block * kChannelBlock;
+    const int channels = work_tile.head_blocks * kChannelBlock;
+    for (int t = 0; t < tokens; ++t) {
+      if (view.head_stride == 1) {
+        widen_row(rows(), view, row + t, first, channels, memory);
+      } else {
+        for (int i = 0; i < channels; ++i) memory[i] = element_at(view, row + t, first + i);
+      }
+      for (int block = 0; block < work_tile.head_blocks; ++block) {
+        std::copy_n(memory + block * kChannelBlock, kChannelBlock, target + block * kBlockRows + t * kChannelBlock);
+      }
+    }
   }
 
-  void load_tokens(const SsmTask& task, std::int64_t row, int tokens, int channel, SsmScratch& scratch) const {
-    for (int t = 0; t < tokens; ++t) {
-      load_channels(task.x, row + t, channel, scratch.x + t * kChannelBlock);
-      load_channels(task.dt, row + t, channel, scratch.dt + t * kChannelBlock);
+  void load_tokens(const SsmTask& task, std::int64_t row, int tokens, const SsmWorkTile& work_tile,
+                   const SsmScratch& scratch) const {
+    load_channels(task.x, row, tokens, work_tile, scratch.row, scratch.x);
+    load_channels(task.dt, row, tokens, work_tile, scratch.row, scratch.dt);
+    for (int block = 0; block < work_tile.head_blocks; ++block) {
+      const int channel = (work_tile.first_head_block + block) * kChannelBlock;
+      make_dt(scratch.dt + block * kBlockRows, tokens * kChannelBlock,
+              spec().dt_bias ? task.dt_bias + channel : nullptr);
     }
-    make_dt(scratch.dt, tokens * kChannelBlock, spec().dt_bias ? task.dt_bias + channel : nullptr);
   }
 
-  void write_rows(const SsmTask& task, std::int64_t row, int tokens, int channel, SsmScratch& scratch) const {
-    if (spec().gate) {
-      for (int t = 0; t < tokens; ++t) load_channels(task.z, row + t, channel, scratch.z + t * kChannelBlock);
+  void write_rows(const SsmTask& task, std::int64_t row, int tokens, const SsmWorkTile& work_tile,
+                  const SsmScratch& scratch) const {
+    if (spec().gate) load_channels(task.z, row, tokens, work_tile, scratch.row, scratch.z);
+    const int first = work_tile.first_head_block * kChannelBlock;
+    for (int block = 0; block < work_tile.head_blocks; ++block) {
+      const int at = block * kBlockRows;
+      ops().finish(tokens * kChannelBlock, spec().skip ? task.d + first + block * kChannelBlock : nullptr,
+                   scratch.x + at, spec().gate ? scratch.z + at : nullptr, scratch.y + at);
     }
-    ops().finish(tokens * kChannelBlock, spec().skip ? task.d + channel : nullptr, scratch.x,
-                 spec().gate ? scratch.z : nullptr, scratch.y);
+    const int channels = work_tile.head_blocks * kChannelBlock;
     for (int t = 0; t < tokens; ++t) {
+      for (int block = 0; block < work_tile.head_blocks; ++block) {
+        std::copy_n(scratch.y + block * kBlockRows + t * kChannelBlock, kChannelBlock,
+                    scratch.row + block * kChannelBlock);
+      }
       if (task.y.head_stride == 1) {
-        narrow_row(scratch.y + t * kChannelBlock, kChannelBlock, spec().dtype, task.y.at(row + t, channel));
+        narrow_row(ops(), scratch.row, channels, spec().dtype, task.y.at(row + t, first));
         continue;
       }
-      for (int i = 0; i < kChannelBlock; ++i) {
-        store_element(task.y.at(row + t, channel + i), spec().dtype, scratch.y[t * kChannelBlock + i]);
-      }
+      for (int i = 0; i < channels; ++i) store_element(task.y.at(row + t, first + i), spec().dtype, scratch.row[i]);
     }
   }
 };

@@ -84,7 +84,7 @@ class CpuSsd final : public SsdLevels {
       ops().finish(spec().head_dim, spec().skip ? own.d : nullptr, scratch.x + i * width(),
                    spec().gate ? scratch.z : nullptr, y);
       scale_row(spec().scale, spec().head_dim, y);
-      narrow_row(y, spec().head_dim, spec().dtype, task.y.at(row + i, head));
+      narrow_row(ops(), y, spec().head_dim, spec().dtype, task.y.at(row + i, head));
     }
   }
 };

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "kernels/common/cpu/amx.hpp"
-#include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #include "kernels/ssm/cpu/ssd_levels.hpp"
 #include "kernels/ssm/cpu/ssd_tiles.hpp"
@@ -56,19 +55,6 @@ class CpuSsdAmx final : public SsdLevels {
  private:
   static SsdRows rows_of(const TensorView& view, std::int64_t row, int head) {
     return {view.at(row, head), view.token_stride * 2};
-  }
-
-  // Rows [row, row + tokens) of B or C, after their RoPE; `rotated` is for them.
-  SsdRows load_bc_rows(const SsmRotation& rotation, const TensorView& view, std::int64_t row, int tokens, int group,
-                       std::byte* rotated) const {
-    if (rotation.rope == nullptr) return rows_of(view, row, group);
-    const RowRotation by = row_rotation(*rotation.rope, nullptr);
-    const std::int64_t stride = std::int64_t{2} * spec().state_dim;
-    for (int j = 0; j < tokens; ++j) {
-      rotate_row(by, rotation.angles + (row + j) * rotation.rope->rotary_dim, view.at(row + j, group),
-                 rotated + j * stride);
-    }
-    return {rotated, stride};
   }
 
   void accumulate_tile(const SsmTask& task, const SsmWorkTile& work_tile, float* memory, float* states,

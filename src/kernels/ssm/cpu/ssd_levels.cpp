@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
 
 namespace ringattn::cpu {
@@ -117,6 +118,18 @@ void SsdLevels::load_b(const SsmRotation& rotation, const TensorView& b, std::in
     }
     for (int n = 0; n < spec().state_dim; ++n) scratch.b[n * kChunkRows + j] = scratch.row[n];
   }
+}
+
+SsdRows SsdLevels::load_bc_rows(const SsmRotation& rotation, const TensorView& view, std::int64_t row, int tokens,
+                                int group, std::byte* rotated) const {
+  if (rotation.rope == nullptr) return {view.at(row, group), view.token_stride * 2};
+  const RowRotation by = row_rotation(*rotation.rope, nullptr);
+  const std::int64_t stride = std::int64_t{2} * spec().state_dim;
+  for (int j = 0; j < tokens; ++j) {
+    rotate_row(by, rotation.angles + (row + j) * rotation.rope->rotary_dim, view.at(row + j, group),
+               rotated + j * stride);
+  }
+  return {rotated, stride};
 }
 
 void SsdLevels::load_head(const SsmTask& task, std::int64_t row, int tokens, int head, SsdScratch& scratch) const {

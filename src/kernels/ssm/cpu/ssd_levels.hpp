@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/ssm/cpu/ssd_tiles.hpp"
 #include "kernels/ssm/cpu/ssm_levels.hpp"
 
 namespace ringattn::cpu {
@@ -86,6 +87,9 @@ class SsdLevels : public SsmLevels {
   // Loads rows [row, row + tokens) of B, and zeros after them.
   void load_b(const SsmRotation& rotation, const TensorView& b, std::int64_t row, int tokens, int group,
               SsdScratch& scratch) const;
+  // Rows [row, row + tokens) of B or C of bf16 where they lie, or with RoPE in `rotated`, [tokens, state_dim].
+  SsdRows load_bc_rows(const SsmRotation& rotation, const TensorView& view, std::int64_t row, int tokens, int group,
+                       std::byte* rotated) const;
   // Loads x and the decays.
   void load_head(const SsmTask& task, std::int64_t row, int tokens, int head, SsdScratch& scratch) const;
   // Loads dt, and computes the cumulative log-decay of each token.

@@ -320,7 +320,8 @@ void SsmLevels::update_head(const SsmUpdate& update, std::int64_t sequence, int 
     std::copy_n(y + p, count, block[2]);
     ops_.finish(kChannelBlock, spec_.skip ? d : nullptr, block[0], spec_.gate ? block[1] : nullptr, block[2]);
     scale_row(spec_.scale, kChannelBlock, block[2]);
-    narrow_row(block[2], static_cast<int>(count), spec_.dtype, update.y.at(sequence, head) + p * size_of(spec_.dtype));
+    narrow_row(ops_, block[2], static_cast<int>(count), spec_.dtype,
+               update.y.at(sequence, head) + p * size_of(spec_.dtype));
   }
 }
 

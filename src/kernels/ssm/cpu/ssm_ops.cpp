@@ -15,6 +15,8 @@
 #include "hwy/highway.h"
 #include "kernels/common/cpu/math-inl.hpp"
 #include "kernels/common/unroll.hpp"
+#include "kernels/gated_delta/cpu/amx_delta-inl.hpp"
+#include "kernels/ssm/cpu/amx_gla-inl.hpp"
 #include "kernels/ssm/cpu/amx_ssd-inl.hpp"
 #include "kernels/ssm/ssm.hpp"
 
@@ -44,18 +46,39 @@ HWY_INLINE V exp2_any(D d, V x) {
   return hn::IfThenZeroElse(low, raised);
 }
 
+// Calls work(tag, index) for `count` elements, a multiple of kChannelBlock, in whole vectors.
+template <class Work>
+HWY_INLINE void for_each_vector(int count, const Work& work) {
+  int i = 0;
+  for (; i + kWideLanes <= count; i += kWideLanes) work(Wide(), i);
+  for (; i < count; i += kEightLanes) work(Eight(), i);
+}
+
 void exp2_of(float* values, int count) {
-  const Eight d;
-  for (int i = 0; i < count; i += kEightLanes) {
-    hn::StoreU(exp2_any(d, hn::LoadU(d, values + i)), d, values + i);
-  }
+  for_each_vector(count,
+                  [&](auto d, int i) HWY_ATTR { hn::StoreU(exp2_any(d, hn::LoadU(d, values + i)), d, values + i); });
+}
+
+// As float_to_bf16().
+void round_rows_to_bf16(const float* values, int count, std::byte* target) {
+  for_each_vector(count, [&](auto d, int i) HWY_ATTR {
+    const hn::Rebind<std::uint32_t, decltype(d)> du;
+    const hn::Rebind<std::int32_t, decltype(d)> di;
+    const hn::Rebind<std::uint16_t, decltype(d)> d16;
+    const auto value = hn::LoadU(d, values + i);
+    const auto bits = hn::BitCast(du, value);
+    const auto high = hn::ShiftRight<16>(bits);
+    const auto even = hn::And(high, hn::Set(du, 1U));
+    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(even, hn::Set(du, 0x7fffU))));
+    const auto quiet = hn::Or(high, hn::Set(du, 0x40U));
+    const auto result = hn::IfThenElse(hn::RebindMask(du, hn::Ne(value, value)), quiet, rounded);
+    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, result)), d16, reinterpret_cast<std::uint16_t*>(target) + i);
+  });
 }
 
 // log(1 + e^x) = max(x, 0) + log(1 + t), t = e^−|x|; log(1 + t) = 2 atanh(s), s = t / (2 + t) ≤ 1/3, by its series.
 void softplus(float* values, int count) {
-  const Eight d;
-  const auto one = hn::Set(d, 1.0F);
-  for (int i = 0; i < count; i += kEightLanes) {
+  for_each_vector(count, [&](auto d, int i) HWY_ATTR {
     const auto x = hn::LoadU(d, values + i);
     const auto t = exp2_any(d, hn::Mul(hn::Abs(x), hn::Set(d, -kLog2E)));
     const auto s = hn::Div(t, hn::Add(t, hn::Set(d, 2.0F)));
@@ -64,10 +87,10 @@ void softplus(float* values, int count) {
     for (const float term : {1.0F / 13.0F, 1.0F / 11.0F, 1.0F / 9.0F, 1.0F / 7.0F, 1.0F / 5.0F, 1.0F / 3.0F}) {
       sum = hn::MulAdd(sum, square, hn::Set(d, term));
     }
-    sum = hn::MulAdd(sum, square, one);
+    sum = hn::MulAdd(sum, square, hn::Set(d, 1.0F));
     const auto positive = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x);  // NaN stays NaN
     hn::StoreU(hn::MulAdd(hn::Add(s, s), sum, positive), d, values + i);
-  }
+  });
 }
 
 void logistic(float* values, int count) {
@@ -500,19 +523,38 @@ void decayed_scores(int rows, int dims, const float* q, const float* k, const fl
 constexpr double kFlopsPerSecond = kWideLanes >= 16 ? 1.2e10 : kWideLanes >= 8 ? 7e9 : kWideLanes >= 4 ? 2.5e9 : 8e8;
 
 const SsmOps& ssm_ops() {
-  static const SsmOps ops{kWideLanes,     kFlopsPerSecond, &exp2_of,       &softplus,
-                          &logistic,      &product,        &add_lower,     &intra_chunk_scores,
-                          &scale_columns, &join,           &join_channels, &scan_channels,
-                          &finish,        &update,         &convolve,      &convolve_gradient,
-                          &decayed_dot,   &add_product,    &product_onto,  &solve_lower,
-                          &decayed_scores};
+  static const SsmOps ops{kWideLanes,          kFlopsPerSecond, &exp2_of,     &round_rows_to_bf16,
+                          &softplus,           &logistic,       &product,     &add_lower,
+                          &intra_chunk_scores, &scale_columns,  &join,        &join_channels,
+                          &scan_channels,      &finish,         &update,      &convolve,
+                          &convolve_gradient,  &decayed_dot,    &add_product, &product_onto,
+                          &solve_lower,        &decayed_scores};
   return ops;
 }
 
-// The table with AMX tiles, or null for a target without AVX-512.
+// The tables with AMX tiles, or null for a target without AVX-512.
 const SsdTileOps* ssd_tile_table() {
 #ifdef RINGATTN_HAVE_AMX_GEMM
   static const SsdTileOps ops{&load_ssd_group, &accumulate_ssd, &round_ssd_state, &finish_ssd};
+  return &ops;
+#else
+  return nullptr;
+#endif
+}
+
+const DeltaTileOps* delta_tile_table() {
+#ifdef RINGATTN_HAVE_AMX_GEMM
+  static const DeltaTileOps ops{&load_delta_keys, &load_decayed_delta_keys, &solve_delta, &round_delta_state,
+                                &advance_delta};
+  return &ops;
+#else
+  return nullptr;
+#endif
+}
+
+const GlaTileOps* gla_tile_table() {
+#ifdef RINGATTN_HAVE_AMX_GEMM
+  static const GlaTileOps ops{&accumulate_gla, &round_gla_state, &finish_gla};
   return &ops;
 #else
   return nullptr;
@@ -527,9 +569,13 @@ namespace ringattn::cpu {
 
 HWY_EXPORT(ssm_ops);
 HWY_EXPORT(ssd_tile_table);
+HWY_EXPORT(delta_tile_table);
+HWY_EXPORT(gla_tile_table);
 
 const SsmOps& best_ssm_ops() { return HWY_DYNAMIC_DISPATCH(ssm_ops)(); }
 const SsdTileOps* ssd_tile_ops() { return has_amx_bf16() ? HWY_DYNAMIC_DISPATCH(ssd_tile_table)() : nullptr; }
+const DeltaTileOps* delta_tile_ops() { return has_amx_bf16() ? HWY_DYNAMIC_DISPATCH(delta_tile_table)() : nullptr; }
+const GlaTileOps* gla_tile_ops() { return has_amx_bf16() ? HWY_DYNAMIC_DISPATCH(gla_tile_table)() : nullptr; }
 
 }  // namespace ringattn::cpu
 #endif  // HWY_ONCE

@@ -27,6 +27,8 @@ struct SsmOps {
 
   // values ← 2^values; `count` is a multiple of kChannelBlock. 0 below −126, NaN for NaN.
   void (*exp2)(float* values, int count);
+  // Rounds to bf16, to nearest even; `count` is a multiple of kChannelBlock.
+  void (*round_to_bf16)(const float* values, int count, std::byte* target);
   // values ← log(1 + exp(values)), within 3 ulp; `count` is a multiple of kChannelBlock.
   void (*softplus)(float* values, int count);
   // values ← 1 / (1 + exp(−values)); `count` is a multiple of kChannelBlock.

@@ -6,6 +6,7 @@
 
 #include "base/tensor.hpp"
 #include "kernels/common/cpu/tile_ops.hpp"
+#include "kernels/ssm/cpu/ssm_ops.hpp"
 
 namespace ringattn::cpu {
 
@@ -48,14 +49,13 @@ inline void scale_row(float scale, int count, float* values) {
 }
 
 // Converts fp32 to `dtype`, rounded to nearest even.
-inline void narrow_row(const float* values, int count, Dtype dtype, std::byte* target) {
+inline void narrow_row(const SsmOps& ops, const float* values, int count, Dtype dtype, std::byte* target) {
+  int i = 0;
   if (dtype == Dtype::kBf16) {
-    auto* const bits = reinterpret_cast<std::uint16_t*>(target);
-    for (int i = 0; i < count; ++i) bits[i] = float_to_bf16(values[i]);
-    return;
+    i = count / kChannelBlock * kChannelBlock;
+    ops.round_to_bf16(values, i, target);
   }
-  for (int i = 0; i < count; ++i)
-    store_element(target + static_cast<std::size_t>(i) * size_of(dtype), dtype, values[i]);
+  for (; i < count; ++i) store_element(target + static_cast<std::size_t>(i) * size_of(dtype), dtype, values[i]);
 }
 
 }  // namespace ringattn::cpu
