@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention, decode and MLA as an OpJob. They share the input: queries, and keys and values in rows, pages or latents.
+// Attention and decode as an OpJob. MLA adds what it has of its own (ops/mla/mla_op_job.hpp).
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ namespace ringattn {
 std::unique_ptr<OpPlan> plan_ring(const JobInput& input, const PlanRequest& request);
 std::unique_ptr<OpPlan> plan_decode(const JobInput& input, const PlanRequest& request);
 
-class AttentionOpJob final : public OpJob {
+class AttentionOpJob : public OpJob {
  public:
   // How the job came about, where a program's user asked for it.
   struct Origin {
@@ -30,20 +30,11 @@ class AttentionOpJob final : public OpJob {
     bool settles = false;            // agree() decides whether a cache is decoded
     bool op_given = false;           // the user named the op
     bool offset_given = false;       // and the position of the first query
-    std::int64_t measured_rows = 0;  // queries of each sequence of a benchmark; 0: all, or no benchmark
+    std::int64_t measured_rows = 0;  // queries of a benchmark's sequences, if a step takes as many; else 0
   };
-  // `heads_at_a_time`: MlaOptions'.
-  explicit AttentionOpJob(JobInput input, int heads_at_a_time = 0)
-      : input_(std::move(input)), heads_at_a_time_(heads_at_a_time) {}
   AttentionOpJob(JobInput input, const Origin& origin) : input_(std::move(input)), origin_(origin) {}
-
-  const JobInput& input() const { return input_; }
-  // After prepare().
-  PreparedFileJob& prepared() { return *prepared_; }
-  // The result of the last run().
-  const RankResult& result() const { return result_->rank; }
-  // For callers that run the prepared job themselves: the figures of its result on this rank.
-  RankFigures figures(const RankResult& result) { return figures_of(*prepared_, rank_, result); }
+  // For latents an MlaOpJob.
+  static std::unique_ptr<AttentionOpJob> make(JobInput input, const Origin& origin);
 
   std::string_view op() const override { return op_name(input_.op()); }
   std::string describe() const override;
@@ -112,15 +103,24 @@ class AttentionOpJob final : public OpJob {
   std::vector<std::string_view> lanes() const override { return {"compute", "wait", "transfer"}; }
   std::vector<TraceEvent> timeline() const override;
 
+ protected:
+  const JobInput& input() const { return input_; }
+  const Origin& origin() const { return origin_; }
+  // After prepare().
+  PreparedFileJob& prepared() { return *prepared_; }
+  // ", fp8 …": how keys and values are stored; empty: as elements.
+  virtual std::string format_text() const;
+  virtual std::vector<std::string> variant_cells(const Shape& shape, const ShapeResult& result) const;
+
  private:
+  // The result of the last run().
+  const RankResult& result() const { return result_->rank; }
   static RankFigures figures_of(PreparedFileJob& prepared, int rank, const RankResult& result);
   Accuracy accuracy_of(const Collective& collective, std::int64_t count, const TensorView& out, const RowView& lse,
                        std::vector<RowError>* each = nullptr);
-  std::vector<std::string> variant_cells(const Shape& shape, const ShapeResult& result) const;
 
   JobInput input_;
   Origin origin_;
-  int heads_at_a_time_ = 0;
   std::optional<PreparedFileJob> prepared_;
   std::optional<OutputFile> earlier_;
   std::optional<PeerFile> peer_;
@@ -129,7 +129,6 @@ class AttentionOpJob final : public OpJob {
   std::optional<DecodeSpec> replayed_as_;  // of a prefill: the steps that must have its bits
   std::optional<FileJobResult> result_;
   int rank_ = 0;
-  std::int64_t bytes_moved_expanded_ = 0;  // MLA around the ring: if K and V of all heads were sent
 };
 
 // The member "memory" of a report: bytes on a rank.

@@ -310,9 +310,9 @@ Accuracy check_result(const Collective& collective, const JobInput& input, const
                         reader(SyntheticTensor::kV),
                         threads};
   std::optional<LoadedMlaProjections> latents;
-  if (input.op() == Op::kMla) {
+  if (const MlaJob* const mla = input.mla()) {
     collective.run_collectively([&] { latents.emplace(input, threads); });
-    job.spec = absorbed_spec(input.latent().spec);
+    job.spec = absorbed_spec(mla->spec);
     inputs.latents = &latents->matrices;
     inputs.k = [&](std::span<const PackedRun> wanted, const MutableTensorView& rows) {
       read_latent_keys(input, wanted, rows, threads);

@@ -27,7 +27,7 @@ DecodePlanSummary summarize_decode_plan(const JobInput& input, const KernelReque
   DecodeSpec spec = stored_spec(input, *choice.row, ranks);
   const auto backend = choice.row->make_backend({threads > 0 ? threads : usable_processors().count, kNoDevice});
   const MlaGemms gemms =
-      input.op() == Op::kMla ? make_mla_gemms(input.latent().spec, choice.row->backend, *backend, scope) : MlaGemms{};
+      input.mla() != nullptr ? make_mla_gemms(input.mla()->spec, choice.row->backend, *backend, scope) : MlaGemms{};
   const auto whole = choice.row->make_kernel(spec, *backend);
   spec.attention = largest_rank_job(decode_job(input, ranks, *whole, spec.format), ranks).spec;
   return summarize_decode_plan(input, *choice.row->make_kernel(spec, *backend), ranks, spec.format, gemms);
@@ -53,22 +53,23 @@ PreparedFileJob::PreparedFileJob(JobInput input, Transport& transport, Options o
 }
 
 void PreparedFileJob::prepare(Transport& transport, Options options, int heads_at_a_time) {
-  if (input_->op() == Op::kAttention) {
-    attention_.emplace(input_->job(), transport, std::move(options));
-    return;
-  }
-  if (input_->op() == Op::kMla && !input_->decodes()) {
-    latent_.emplace(input_->latent(), transport, MlaOptions{std::move(options), heads_at_a_time});
+  const MlaJob* const mla = input_->mla();
+  if (!input_->decodes()) {
+    if (mla != nullptr) {
+      latent_.emplace(*mla, transport, MlaOptions{std::move(options), heads_at_a_time});
+    } else {
+      attention_.emplace(input_->job(), transport, std::move(options));
+    }
     return;
   }
   collective_.run_collectively([&] {
     step_ = summarize_decode_plan(*input_, compatible_request(options.kernel, transport), transport.size(),
                                   options.threads);
   });
-  if (input_->op() == Op::kMla) {
+  if (mla != nullptr) {
     const DecodeJob& job = step_->job;
-    mla_decode_.emplace(MlaDecodeJob{input_->latent().spec, job.limits, job.page_size, job.pages, job.format.k},
-                        transport, decode_options(options));
+    mla_decode_.emplace(MlaDecodeJob{mla->spec, job.limits, job.page_size, job.pages, job.format.k}, transport,
+                        decode_options(options));
     step_->memory = mla_decode_->memory();  // with this rank's threads and device
     return;
   }
@@ -123,8 +124,8 @@ void PreparedFileJob::write(const FileJobResult& result, const std::string& path
   FileMetadata metadata =
       output_metadata(kernel(), identity_of(kernel(), backend(), input_->job().spec.dtype), result.digests);
   metadata.emplace_back("softmax_scale", fmt::format("{}", input_->job().spec.softmax_scale));
-  if (input_->op() == Op::kMla) {
-    const MlaSpec& spec = input_->latent().spec;
+  if (const MlaJob* const mla = input_->mla()) {
+    const MlaSpec& spec = mla->spec;
     metadata.insert(metadata.end(), {{"op", std::string(op_name(Op::kMla))},
                                      {"form", std::string(form_name(input_->form().form))},
                                      {"latent_dim", fmt::format("{}", spec.latent_dim)},

@@ -98,29 +98,29 @@ class JobInput {
 
   // The job. For MLA it is that of the expanded keys and values: kv_heads equals the number of query heads.
   const Job& job() const { return job_; }
-  // For a file: kMla if it holds latents; kDecode if it holds a cache and every sequence has the same number of rows,
-  // not more than decode kernels take.
-  Op op() const { return op_; }
-  // Whether a decode op class computes it: Decode for kDecode, and MlaDecode for absorbed latents where every sequence
+  // kMla for latents; else kDecode if decodes().
+  Op op() const { return latent_ ? Op::kMla : decodes_ ? Op::kDecode : Op::kAttention; }
+  // Whether a decode op class computes it: Decode for a cache, and MlaDecode for absorbed latents, where every sequence
   // has the same number of rows at its end, not more than decode kernels take.
-  bool decodes() const { return op_ == Op::kDecode || decodes_mla_; }
+  bool decodes() const { return decodes_; }
   // Whether the decoded input is latents in rows, of which a cache is made: without pages or, where sequences differ in
   // length, in pages of 64. Other steps have a cache.
-  bool makes_cache() const { return decodes_mla_ && in_rows_; }
+  bool makes_cache() const { return decodes_ && in_rows_; }
   // Why a job is computed as rows that would have been decoded; else empty.
   const std::string& not_decoded_reason() const { return not_decoded_reason_; }
   // True if tokens were evicted from the file's cache: queries keep their original positions.
   bool has_evicted_tokens() const { return file_ && file_->tensors.positions != nullptr; }
   // Then: the first query whose own token is not among those that are left, of some head of keys.
   const std::optional<QueryWithoutKey>& query_without_key() const { return query_without_key_; }
-  // kMla only: the job as class Mla takes it, the form that computes it, and why that form was chosen. Where a file's
-  // queries are in the latent, or it has no w_uv, the spec says so.
-  const MlaJob& latent() const { return *latent_; }
+  // The job as class Mla takes it; null where the input is keys and values. Where a file's queries are in the latent,
+  // or it has no w_uv, the spec says so.
+  const MlaJob* mla() const { return latent_ ? &*latent_ : nullptr; }
+  // MLA only: the form that computes it, and why it was chosen.
   const MlaFormChoice& form() const { return form_; }
-  // kMla only: head_dim of the keys without the rotary part. Absent where it is unknown: queries in the latent don't
+  // MLA only: head_dim of the keys without the rotary part. Absent where it is unknown: queries in the latent don't
   // give it.
   std::optional<int> nope_dim() const;
-  // FP8 latents only, as latent().format says: fills `rows` with the 8-bit rows of these packed keys, wherever pages
+  // FP8 latents only, as mla()->format says: fills `rows` with the 8-bit rows of these packed keys, wherever pages
   // hold them. Throws kFile.
   void read_fp8_latents(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const;
   // Paged cache: where each sequence's keys lie. Else null.
@@ -181,13 +181,12 @@ class JobInput {
   std::vector<TensorSource> block_mask_tensors_;            // of it
   bool queries_end_keys_ = false;                           // synthetic queries are those of a prefill's last tokens
   std::int64_t prefix_ = 0;  // synthetic keys of each sequence that are those of the first
-  Op op_ = Op::kAttention;
   std::string not_decoded_reason_;
   std::optional<QueryWithoutKey> query_without_key_;
   std::optional<MlaJob> latent_;
   MlaFormChoice form_;
-  bool decodes_mla_ = false;
-  bool in_rows_ = false;                             // latents that decodes_mla_ without pages of their own
+  bool decodes_ = false;
+  bool in_rows_ = false;                             // latents without pages of their own
   bool fp8_latents_ = false;                         // synthetic latents lie in FP8 rows
   std::vector<float> made_sinks_;                    // of a seed
   std::shared_ptr<const SyntheticCompressed> made_;  // of a seed with a format

@@ -18,12 +18,12 @@
 namespace ringattn {
 
 struct Shape {
-  Op op = Op::kAttention;
   int ranks = 1;
-  LayoutRequest layout = {};                   // of kAttention and kMla
-  std::int64_t block = 0;                      // of kAttention and kMla: tokens; 0: the plan's own
-  std::optional<std::int64_t> page_size = {};  // of kDecode; 0: no pages; absent: as the input has them
-  int heads_at_a_time = 0;                     // of kMla, expanded; 0: the op class's own
+  bool decoded = false;                        // as a decode step, not around the ring
+  LayoutRequest layout = {};                   // around the ring
+  std::int64_t block = 0;                      // around the ring: tokens; 0: the plan's own
+  std::optional<std::int64_t> page_size = {};  // of a decode step; 0: no pages; absent: as the input has them
+  int heads_at_a_time = 0;                     // of expanded MLA; 0: the op class's own
 };
 
 // Sizes of worlds, and what is held fixed in every shape; the rest is varied.

@@ -184,7 +184,7 @@ class Replayer {
 
 void check_replayable(const JobInput& input) {
   const Job& job = input.job();
-  if (input.op() == Op::kMla && input.form().form == MlaForm::kExpanded) {
+  if (input.mla() != nullptr && input.form().form == MlaForm::kExpanded) {
     fail(ErrorCode::kUsage,
          fmt::format("a job of the expanded form ({}) is to be decoded row by row", input.form().reason),
          "decode steps use the absorbed form, and rows of the expanded form have other bits",
