@@ -47,7 +47,7 @@ class SsmGradientOpJob : public GradientOpJob<Input, Backward, Result> {
   Check check_earlier(const Collective& collective) final { return this->earlier_check(first_difference(collective)); }
 
   VariantTable list_variants(const VariantRequest& request, const Options& options) final {
-    shapes_ = ssm_shapes(request.ranks, this->input_.forward());
+    shapes_ = ssm_shapes(request.ranks, this->input_.forward().job().lengths);
     std::erase_if(shapes_, [](const SsmShape& shape) { return shape.resumed; });
     timeout_seconds_ = options.timeout_seconds;
     shape_seconds_ = keep_for_shapes(options);

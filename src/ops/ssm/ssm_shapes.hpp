@@ -19,17 +19,19 @@ namespace ringattn {
 
 struct SsmShape {
   int ranks = 1;
-  bool in_turn = false;  // ranks have super-segments in turn, else neighbouring ones
-  // Long sequences are scanned up to a super-segment in their middle, and then from the final states of that; with only
+  bool in_turn = false;  // ranks have units of tokens in turn, else neighbouring ones
+  // Long sequences are scanned up to a unit in their middle, and then from the final states of that; with only
   // a convolution they continue from the last tokens.
   bool resumed = false;
 };
 
-// One for each number of ranks; where there are as many super-segments, another with runs in turn; where a sequence is
-// longer than a super-segment, two that are resumed. The first is what the others are compared with.
-std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input);
+// One for each number of ranks; where there are more units, another with runs in turn; where a sequence is longer than
+// a unit, two that are resumed. The first is what the others are compared with. `unit`: the tokens after which a state
+// may go from rank to rank.
+std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, std::span<const std::int64_t> lengths,
+                                 std::int64_t unit = kSuperSegmentTokens);
 
-// A super-segment of a sequence, or another `unit` of tokens, to each rank in turn.
+// A unit of a sequence to each rank in turn.
 std::vector<std::vector<TokenRun>> runs_in_turn(std::span<const std::int64_t> lengths, int ranks,
                                                 std::int64_t unit = kSuperSegmentTokens);
 

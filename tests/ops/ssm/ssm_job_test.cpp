@@ -43,7 +43,7 @@ TEST(SsmJobs, InEveryShapeHaveTheSameBits) {
   for (const bool selective : {false, true}) {
     const std::int64_t tokens = (selective ? 1 : 2) * kSuperSegmentTokens + 100;
     const SsmInput input = SsmInput(small_ssm(tokens, selective), {}).with_final_states();
-    const std::vector<SsmShape> shapes = ssm_shapes({1, 2, 3}, input);
+    const std::vector<SsmShape> shapes = ssm_shapes({1, 2, 3}, input.job().lengths);
     ASSERT_EQ(shapes.size(), selective ? 5U : 6U);  // where there is a third piece, 2 ranks in turn; 1 and 3 resumed
     run_threads_world(3, {}, [&](Transport& transport) {
       std::size_t done = 0;

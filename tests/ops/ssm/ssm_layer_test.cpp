@@ -59,7 +59,7 @@ TEST(SsmLayers, HaveTheSameBytesInEveryWorld) {
 
 TEST(SsmLayers, InEveryShapeHaveTheSameBits) {
   const SsmInput input = SsmInput(layer(2 * kSuperSegmentTokens + 100), {}).with_final_states();
-  const std::vector<SsmShape> shapes = ssm_shapes({1, 2, 3}, input);
+  const std::vector<SsmShape> shapes = ssm_shapes({1, 2, 3}, input.job().lengths);
   ASSERT_TRUE(shapes.back().resumed);
   run_threads_world(3, {}, [&](Transport& transport) {
     run_ssm_shapes(input, one_thread(), shapes, transport, 1.0,
