@@ -9,7 +9,6 @@
 #include "base/size.hpp"
 #include "ops/attention/attention_op_job.hpp"
 #include "ops/attention_jobs/kept_mass.hpp"
-#include "ops/attention_jobs/output.hpp"
 #include "ops/common/difference.hpp"
 #include "ops/decode/replay.hpp"
 
@@ -195,7 +194,7 @@ void AttentionOpJob::replay(std::int64_t rows, const Options& options, Transport
   const Collective collective(world, Timeouts(options.timeout_seconds));
   replay_rows(
       input_, options, rows, kReplayedCaches, world, on_progress,
-      [&](PreparedFileJob& prepared, const RankResult& result) {
+      [&](PreparedJob& prepared, const RankResult& result) {
         const Digests digests = digest_result(prepared.input(), result, collective);
         prefilled(figures_of(prepared, world.rank(), result),
                   {{"out", "out", digests.out}, {"lse", "lse", digests.lse}});

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "attention/tokens/cost.hpp"
@@ -11,7 +12,6 @@
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "ops/attention_jobs/input_cost.hpp"
-#include "ops/attention_jobs/output.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/decode/replay.hpp"
 #include "ops/jobs/ring_report.hpp"
@@ -153,7 +153,7 @@ std::vector<std::string> AttentionOpJob::plan_details() {
   return block_lines(prepared_->ring().plan);
 }
 
-RankFigures AttentionOpJob::figures_of(PreparedFileJob& prepared, int rank, const RankResult& result) {
+RankFigures AttentionOpJob::figures_of(PreparedJob& prepared, int rank, const RankResult& result) {
   RankFigures mine;
   if (prepared.input().decodes()) {
     const DecodePlanSummary& step = prepared.step();
@@ -169,17 +169,22 @@ RankFigures AttentionOpJob::figures_of(PreparedFileJob& prepared, int rank, cons
 }
 
 RankFigures AttentionOpJob::run(const ProgressCallback& on_progress) {
-  result_ = FileJobResult{prepared_->compute(on_progress), {}};
+  result_ = prepared_->compute(on_progress);
   return figures_of(*prepared_, rank_, result());
 }
 
 std::vector<ResultDigest> AttentionOpJob::digests(const Collective& collective) {
-  result_->digests = digest_result(input_, result_->rank, collective);
-  return {{"out", "out", result_->digests.out}, {"lse", "lse", result_->digests.lse}};
+  digests_ = digest_result(input_, result(), collective);
+  return {{"out", "out", digests_.out}, {"lse", "lse", digests_.lse}};
 }
 
 void AttentionOpJob::write(const OutputRequest& output) {
-  prepared_->write(*result_, output.path, output.replace, output.metadata);
+  const AttentionSpec& spec = input_.job().spec;
+  FileMetadata metadata = output_metadata(kernel(), identity_of(kernel(), backend(), spec.dtype), digests_);
+  metadata.emplace_back("softmax_scale", fmt::format("{}", spec.softmax_scale));
+  std::ranges::move(own_metadata(), std::back_inserter(metadata));
+  metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
+  write_output(input_, result(), output.path, output.replace, metadata, prepared_->collective());
 }
 
 std::vector<Cell> AttentionOpJob::columns(const Totals& totals) const {
@@ -257,6 +262,6 @@ Measured AttentionOpJob::measure(const MeasureRequest& request, const Collective
   return measured;
 }
 
-std::vector<TraceEvent> AttentionOpJob::timeline() const { return block_events(result_->rank.stats.blocks); }
+std::vector<TraceEvent> AttentionOpJob::timeline() const { return block_events(result().stats.blocks); }
 
 }  // namespace ringattn

@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "ops/attention_jobs/accuracy.hpp"
-#include "ops/attention_jobs/file_job.hpp"
+#include "ops/attention_jobs/output.hpp"
 #include "ops/attention_jobs/output_file.hpp"
 #include "ops/attention_jobs/peer_file.hpp"
+#include "ops/attention_jobs/prepared_job.hpp"
 #include "ops/attention_jobs/shapes.hpp"
 #include "ops/decode/decode_memory.hpp"
 #include "ops/jobs/op_job.hpp"
@@ -107,27 +108,30 @@ class AttentionOpJob : public OpJob {
   const JobInput& input() const { return input_; }
   const Origin& origin() const { return origin_; }
   // After prepare().
-  PreparedFileJob& prepared() { return *prepared_; }
+  PreparedJob& prepared() { return *prepared_; }
   // ", fp8 …": how keys and values are stored; empty: as elements.
   virtual std::string format_text() const;
+  // Metadata of the output beside that of every attention job.
+  virtual FileMetadata own_metadata() const { return {}; }
   virtual std::vector<std::string> variant_cells(const Shape& shape, const ShapeResult& result) const;
 
  private:
   // The result of the last run().
-  const RankResult& result() const { return result_->rank; }
-  static RankFigures figures_of(PreparedFileJob& prepared, int rank, const RankResult& result);
+  const RankResult& result() const { return *result_; }
+  static RankFigures figures_of(PreparedJob& prepared, int rank, const RankResult& result);
   Accuracy accuracy_of(const Collective& collective, std::int64_t count, const TensorView& out, const RowView& lse,
                        std::vector<RowError>* each = nullptr);
 
   JobInput input_;
   Origin origin_;
-  std::optional<PreparedFileJob> prepared_;
+  std::optional<PreparedJob> prepared_;
   std::optional<OutputFile> earlier_;
   std::optional<PeerFile> peer_;
   std::vector<Shape> shapes_;  // of run_variants()
   Options shape_options_;
   std::optional<DecodeSpec> replayed_as_;  // of a prefill: the steps that must have its bits
-  std::optional<FileJobResult> result_;
+  std::optional<RankResult> result_;
+  Digests digests_;  // of result()
   int rank_ = 0;
 };
 

@@ -10,8 +10,8 @@
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/decode_deal.hpp"
-#include "ops/attention_jobs/file_job.hpp"
 #include "ops/attention_jobs/planned_job.hpp"
+#include "ops/attention_jobs/prepared_job.hpp"
 #include "ops/common/compatibility.hpp"
 
 namespace ringattn {
@@ -55,7 +55,7 @@ class Runner {
     std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
     if (part) {
       try {
-        PreparedFileJob prepared(input_of(shape), *part, options, shape.heads_at_a_time);
+        PreparedJob prepared(input_of(shape), *part, options, shape.heads_at_a_time);
         blocks_ =
             shape.decoded ? prepared.step().kv_splits : static_cast<std::int64_t>(prepared.ring().plan.blocks.size());
         if (!shape.decoded) layout = prepared.ring().layout.queries;

@@ -7,7 +7,7 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/tokens/cost.hpp"
 #include "kernels/decode/decode_block_mask.hpp"
-#include "ops/attention_jobs/file_job.hpp"
+#include "ops/attention_jobs/prepared_job.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/common/staging.hpp"
 #include "ops/decode/decode_inputs.hpp"

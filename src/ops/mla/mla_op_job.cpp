@@ -98,6 +98,15 @@ std::string MlaOpJob::format_text() const {
   return format.is_plain() ? "" : ", " + ringattn::describe(format);
 }
 
+FileMetadata MlaOpJob::own_metadata() const {
+  return {{"op", std::string(op())},
+          {"form", std::string(form_name(input().form().form))},
+          {"latent_dim", fmt::format("{}", spec().latent_dim)},
+          {"rope_dim", fmt::format("{}", spec().rope_dim)},
+          {"head_dim", fmt::format("{}", spec().head_dim)},
+          {"head_dim_v", fmt::format("{}", spec().head_dim_v)}};
+}
+
 BenchJob MlaOpJob::bench_job(std::string source) const {
   BenchJob result = AttentionOpJob::bench_job(std::move(source));
   if (!input().decodes()) result.members.emplace_back("keys", input().job().batch.k_tokens());

@@ -28,6 +28,7 @@ class MlaOpJob final : public AttentionOpJob {
 
  private:
   std::string format_text() const override;
+  FileMetadata own_metadata() const override;
   std::vector<std::string> variant_cells(const Shape& shape, const ShapeResult& result) const override;
   const MlaSpec& spec() const { return input().mla()->spec; }
 

@@ -8,7 +8,7 @@
 
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/ssm_layout.hpp"
-#include "ops/ssm/ssm_file_job.hpp"
+#include "ops/ssm/loaded_ssm.hpp"
 
 namespace ringattn {
 
