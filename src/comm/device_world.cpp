@@ -31,19 +31,25 @@ struct Candidate {
 
 #if defined(RINGATTN_HAVE_CUDA)
 constexpr Candidate kCandidates[] = {
-    {"p2p", false, true,
-     [](std::unique_ptr<Transport> control, int device, double setup_seconds) {
-       P2pOptions options;
-       options.setup_seconds = setup_seconds;
-       return make_p2p_transport(std::move(control), device, options);
-     }},
+    {.name = "p2p",
+     .across_hosts = false,
+     .shares_gpus = true,
+     .make =
+         [](std::unique_ptr<Transport> control, int device, double setup_seconds) {
+           P2pOptions options;
+           options.setup_seconds = setup_seconds;
+           return make_p2p_transport(std::move(control), device, options);
+         }},
 #if defined(RINGATTN_HAVE_NCCL)
-    {"nccl", true, false,
-     [](std::unique_ptr<Transport> control, int device, double setup_seconds) {
-       NcclOptions options;
-       options.setup_seconds = setup_seconds;
-       return make_nccl_transport(std::move(control), device, options);
-     }},
+    {.name = "nccl",
+     .across_hosts = true,
+     .shares_gpus = false,
+     .make =
+         [](std::unique_ptr<Transport> control, int device, double setup_seconds) {
+           NcclOptions options;
+           options.setup_seconds = setup_seconds;
+           return make_nccl_transport(std::move(control), device, options);
+         }},
 #endif
 };
 std::span<const Candidate> candidates() { return kCandidates; }

@@ -26,7 +26,7 @@ constexpr RopeFamily kFamilies[] = {
      "granitemoe seed_oss arcee jetmoe ministral"},
     {"gemma3 gemma3_text"},
     {"mixtral qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text", 1e6},
-    {"qwen3_vl qwen3_vl_text", 5e5, 1.0, false, true},
+    {.names = "qwen3_vl qwen3_vl_text", .theta = 5e5, .sections_alternate = true},
     {"minimax_m2", 5e6},
     {"olmo3", 5e5},
     {"gpt_oss", 1.5e5},

@@ -11,8 +11,8 @@
 
 #include "base/gpu.hpp"
 #include "comm/world.hpp"
+#include "ops/ssm/loaded_ssm.hpp"
 #include "ops/ssm/ssm_accuracy.hpp"
-#include "ops/ssm/ssm_file_job.hpp"
 #include "tests/support/ssm_rank.hpp"
 #include "tests/support/two_ranks.hpp"
 
@@ -126,14 +126,15 @@ SsmDigests digests_of(const SsmInput& input, int ranks, const std::string& trans
         SsmOptions options;
         options.kernel.backend = "cuda";
         PreparedSsm prepared(input, world, options);
-        const SsmFileResult result = prepared.run();
+        const Collective collective(world, Timeouts(60.0));
+        const SsmRankResult result = prepared.compute();
         if (checked) {
-          const Collective collective(world, Timeouts(60.0));
-          const SsmAccuracy accuracy = check_ssm_result(collective, input, 16, result.rank.result_view(input.job()),
+          const SsmAccuracy accuracy = check_ssm_result(collective, input, 16, result.result_view(input.job()),
                                                         rounds_factors(*prepared.ssm().kernel().row), 4);
           EXPECT_TRUE(accuracy.passes()) << accuracy.part << ", " << accuracy.misplaced << " misplaced";
         }
-        if (world.rank() == 0) digests = result.digests;
+        const SsmDigests all = digest_ssm(input, result, collective);
+        if (world.rank() == 0) digests = all;
         return 0;
       },
       [&](const Error& error) { failure = error.what(); });

@@ -91,7 +91,7 @@ void name_role(InputNames& names, std::string_view role, std::string_view name) 
 }
 
 void read_matrices(const JobInput& input) {
-  const MlaSpec& spec = input.latent().spec;
+  const MlaSpec& spec = input.mla()->spec;
   const PackedRun heads{0, spec.heads};
   for (const auto& [tensor, dim, there] : {std::tuple{SyntheticTensor::kWeightKeys, spec.head_dim, !spec.q_in_latent},
                                            {SyntheticTensor::kWeightValues, spec.head_dim_v, !spec.out_in_latent}}) {
@@ -114,7 +114,7 @@ void open_job(const std::string& path, const InputNames& names, std::size_t tens
   } else {
     const JobInput input(request, {});
     unread = input.unread();
-    if (input.op() == Op::kMla) read_matrices(input);
+    if (input.mla() != nullptr) read_matrices(input);
   }
   fuzz_check(unread.count < tensors, "a job reads a tensor");
   fuzz_check(unread.text().size() < 1000, "a list is short");

@@ -25,7 +25,7 @@ namespace ringattn::testing {
 namespace {
 
 std::vector<std::byte> read_matrix(const JobInput& input, SyntheticTensor tensor, const PackedRun& heads) {
-  const MlaSpec& spec = input.latent().spec;
+  const MlaSpec& spec = input.mla()->spec;
   const int dim = tensor == SyntheticTensor::kWeightKeys ? spec.head_dim : spec.head_dim_v;
   std::vector<std::byte> rows(static_cast<std::size_t>(heads.tokens() * dim * spec.latent_dim) * size_of(spec.dtype));
   input.read(tensor, {&heads, 1},
@@ -34,7 +34,7 @@ std::vector<std::byte> read_matrix(const JobInput& input, SyntheticTensor tensor
 }
 
 void expect_same(const JobInput& input, const JobInput& plain) {
-  EXPECT_EQ(input.latent().spec, plain.latent().spec);
+  EXPECT_EQ(input.mla()->spec, plain.mla()->spec);
   for (const SyntheticTensor tensor : {SyntheticTensor::kWeightKeys, SyntheticTensor::kWeightValues}) {
     for (const PackedRun& heads : {PackedRun{0, 3}, PackedRun{1, 2}}) {
       EXPECT_EQ(read_matrix(input, tensor, heads), read_matrix(plain, tensor, heads));

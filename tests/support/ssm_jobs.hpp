@@ -2,9 +2,12 @@
 // Small SSM jobs through the library's jobs, on one rank, and their comparison with fp64.
 #pragma once
 
+#include <memory>
+
 #include "comm/threads.hpp"
+#include "ops/jobs/run_op_job.hpp"
 #include "ops/ssm/ssm_accuracy.hpp"
-#include "ops/ssm/ssm_file_job.hpp"
+#include "ops/ssm/ssm_op_job.hpp"
 
 namespace ringattn::testing {
 
@@ -13,6 +16,21 @@ inline SsmOptions one_thread() {
   options.kernel.backend = "cpu";
   options.threads = 1;
   return options;
+}
+
+// From file to file.
+struct SsmFileJob {
+  SsmRequest input;
+  SsmNumerics numerics;
+  OutputRequest output;
+};
+
+inline void run_ssm_job(const SsmFileJob& job, Transport& world) {
+  Options options;
+  options.kernel.backend = "cpu";
+  options.threads = 1;
+  const auto open = [&] { return std::make_unique<SsmOpJob>(SsmInput(job.input, job.numerics)); };
+  run_op_job(open, world, options, job.output);
 }
 
 inline SyntheticSsmInput small_ssm(std::int64_t tokens, bool selective = false) {

@@ -9,7 +9,6 @@
 #include "base/size.hpp"
 #include "ops/attention/attention_op_job.hpp"
 #include "ops/attention_jobs/kept_mass.hpp"
-#include "ops/attention_jobs/output.hpp"
 #include "ops/common/difference.hpp"
 #include "ops/decode/replay.hpp"
 
@@ -156,27 +155,17 @@ VariantTable AttentionOpJob::list_variants(const VariantRequest& request, const 
   table.columns = {
       {"ranks", "", ""}, {"layout", "", ""}, {"stripe", "(tokens)", ""}, {"block", "(tokens)", ""}, {"blocks", "", ""}};
   if (steps) table.columns = {{"ranks", "", ""}, {"op", "", ""}, {"page", "(tokens)", ""}, {"KV splits", "", ""}};
-  if (input_.op() == Op::kMla && !steps) table.columns.push_back({"heads", "at a time", ""});
   return table;
 }
 
 // Ranks, layout and blocks for attention, ranks and pages for decode.
 std::vector<std::string> AttentionOpJob::variant_cells(const Shape& shape, const ShapeResult& result) const {
-  if (!input_.decodes()) {
-    std::vector<std::string> row = shape_cells(shape, result.blocks);
-    if (input_.op() == Op::kMla) {
-      row.push_back(shape.heads_at_a_time > 0 ? fmt::format("{}", shape.heads_at_a_time) : "auto");
-    }
-    return row;
-  }
+  if (!input_.decodes()) return shape_cells(shape, result.blocks);
   const std::int64_t own = input_.pages() == nullptr ? 0 : input_.pages()->page_size;
   const std::int64_t page_size = shape.page_size.value_or(own);
-  const std::string page = shape.op == Op::kAttention ? std::string("-")
-                           : page_size > 0            ? fmt::format("{}", page_size)
-                                                      : std::string("dense");
-  return {fmt::format("{}", shape.ranks),
-          shape.op == Op::kAttention && input_.op() == Op::kMla ? "mla, over rows" : std::string(op_name(shape.op)),
-          page, fmt::format("{}", result.blocks)};
+  const std::string page = page_size > 0 ? fmt::format("{}", page_size) : "dense";
+  return {fmt::format("{}", shape.ranks), shape.decoded ? "decode" : "attention", shape.decoded ? page : "-",
+          fmt::format("{}", result.blocks)};
 }
 
 void AttentionOpJob::run_variants(Transport& world, const VariantDone& done) {
@@ -188,8 +177,8 @@ void AttentionOpJob::run_variants(Transport& world, const VariantDone& done) {
 
 std::unique_ptr<OpJob> AttentionOpJob::prefill_of_replay() {
   check_replayable(input_);
-  auto prefill = std::make_unique<AttentionOpJob>(
-      input_.attended(input_.decodes() ? "steps are compared with a prefill of its rows" : std::string()));
+  std::unique_ptr<AttentionOpJob> prefill =
+      make(input_.attended(input_.decodes() ? "steps are compared with a prefill of its rows" : ""), {});
   prefill->replayed_as_ = decode_spec(input_);
   return prefill;
 }
@@ -205,7 +194,7 @@ void AttentionOpJob::replay(std::int64_t rows, const Options& options, Transport
   const Collective collective(world, Timeouts(options.timeout_seconds));
   replay_rows(
       input_, options, rows, kReplayedCaches, world, on_progress,
-      [&](PreparedFileJob& prepared, const RankResult& result) {
+      [&](PreparedJob& prepared, const RankResult& result) {
         const Digests digests = digest_result(prepared.input(), result, collective);
         prefilled(figures_of(prepared, world.rank(), result),
                   {{"out", "out", digests.out}, {"lse", "lse", digests.lse}});

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "attention/tokens/cost.hpp"
@@ -11,7 +12,6 @@
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "ops/attention_jobs/input_cost.hpp"
-#include "ops/attention_jobs/output.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/decode/replay.hpp"
 #include "ops/jobs/ring_report.hpp"
@@ -30,11 +30,11 @@ std::string form_text(const JobInput& input) {
 
 std::string read_rows_text(const JobInput& input) {
   if (!input.not_decoded_reason().empty()) {
-    const bool cached = input.op() != Op::kMla || input.pages() != nullptr;
+    const bool cached = input.mla() == nullptr || input.pages() != nullptr;
     return (cached ? "cache: read into rows; " : "op: mla, ring attention; ") + input.not_decoded_reason();
   }
   if (input.pages() == nullptr) return {};
-  if (input.op() == Op::kMla) return "cache: read into rows";
+  if (input.mla() != nullptr) return "cache: read into rows";
   return "cache: read into rows; sequences of many queries, or of unequally many, are not decoded";
 }
 
@@ -76,38 +76,25 @@ std::string AttentionOpJob::describe() const {
 }
 
 std::string AttentionOpJob::describe_shape() const {
-  const std::string_view decode = input_.decodes() ? "decode, " : "";
-  if (input_.op() == Op::kMla) return fmt::format("{}{}", decode, ringattn::describe(input_.latent().spec));
   const AttentionSpec& spec = input_.job().spec;
-  return fmt::format("{}{}, scale {}", decode, ringattn::describe(spec), spec.softmax_scale);
+  return fmt::format("{}{}, scale {}", input_.decodes() ? "decode, " : "", ringattn::describe(spec),
+                     spec.softmax_scale);
 }
 
-InputShape AttentionOpJob::shape() const {
-  InputShape shape = attention_shape(op(), input_.job());
-  if (input_.op() != Op::kMla) return shape;
-  const MlaSpec& latents = input_.latent().spec;
-  shape.erase("kv-heads");
-  shape["head-dim"] = fmt::format("{}", latents.head_dim);
-  shape["rope-dim"] = fmt::format("{}", latents.rope_dim);
-  shape["latent-dim"] = fmt::format("{}", latents.latent_dim);
-  return shape;
-}
+InputShape AttentionOpJob::shape() const { return attention_shape(op(), input_.job()); }
 
 double AttentionOpJob::flops() const { return job_flops(input_); }
 
 void AttentionOpJob::write_job(JsonWriter& json) const {
   json.begin_object();
   write_attention_spec(json, input_.job().spec);
-  if (input_.op() == Op::kMla) {
-    json.member("rope_dim", input_.latent().spec.rope_dim).member("latent_dim", input_.latent().spec.latent_dim);
-  }
   write_attention_tokens(json, input_.job().batch);
   json.end_object();
 }
 
 void AttentionOpJob::prepare(Transport& world, const Options& options) {
   rank_ = world.rank();
-  prepared_.emplace(input_, world, options, heads_at_a_time_);
+  prepared_.emplace(input_, world, options);
   if (!replayed_as_) return;
   const Collective collective(world, Timeouts(options.timeout_seconds));
   collective.run_collectively(
@@ -130,49 +117,23 @@ PlanFigures AttentionOpJob::plan(const Collective& collective) {
     figures.bytes_read = step.bytes_read;
     return figures;
   }
-  if (input_.op() == Op::kMla) {
-    bytes_moved_expanded_ = 0;
-    for (const std::int64_t bytes : collective.gather_values(prepared_->latent().expanded_bytes_received())) {
-      bytes_moved_expanded_ += bytes;
-    }
-  }
   const RingOp ring = prepared_->ring();
   return plan_figures(collective, ring.plan, ring.layout, ring.time_estimate);
 }
 
 void AttentionOpJob::write_plan(JsonWriter& json) {
-  if (input_.decodes()) {
-    json.member("bytes_read", prepared_->step().bytes_read);
-    write_memory(json, prepared_->step().memory);
-  }
-  if (input_.op() != Op::kMla) return;
-  json.member("form", form_name(input_.form().form));
-  if (input_.decodes()) return;
-  json.member("heads_at_a_time", prepared_->latent().heads_at_a_time());
-  json.member("bytes_moved_expanded", bytes_moved_expanded_);
+  if (!input_.decodes()) return;
+  json.member("bytes_read", prepared_->step().bytes_read);
+  write_memory(json, prepared_->step().memory);
 }
 
 std::vector<std::string> AttentionOpJob::plan_lines(const PlanFigures& plan) {
   std::vector<std::string> lines;
   if (input_.decodes()) {
     const DecodePlanSummary& step = prepared_->step();
-    if (input_.op() == Op::kMla) lines.push_back(form_text(input_));
     lines.push_back(fmt::format("cache: {}; {}{}, {} planned for a rank", cache_text(input_, step.job), deal_text(step),
                                 sent_text(plan), format_bytes(static_cast<double>(step.memory.total()))));
     return lines;
-  }
-  if (input_.op() == Op::kMla) {
-    const int heads = prepared_->latent().heads_at_a_time();
-    lines.push_back(
-        fmt::format("{}; {} at a time", form_text(input_), counted(static_cast<std::uint64_t>(heads), "head")));
-    const MlaSpec& spec = input_.latent().spec;
-    if (plan.bytes_moved > 0) {
-      const std::string of_heads = spec.q_in_latent || spec.out_in_latent
-                                       ? ""
-                                       : fmt::format(" instead of {} of keys and values",
-                                                     format_bytes(static_cast<double>(bytes_moved_expanded_)));
-      lines.push_back(fmt::format("latents: {} sent{}", format_bytes(static_cast<double>(plan.bytes_moved)), of_heads));
-    }
   }
   if (std::string text = read_rows_text(input_); !text.empty()) lines.push_back(std::move(text));
   lines.push_back(plan_text(prepared_->ring().layout.request, plan));
@@ -192,7 +153,7 @@ std::vector<std::string> AttentionOpJob::plan_details() {
   return block_lines(prepared_->ring().plan);
 }
 
-RankFigures AttentionOpJob::figures_of(PreparedFileJob& prepared, int rank, const RankResult& result) {
+RankFigures AttentionOpJob::figures_of(PreparedJob& prepared, int rank, const RankResult& result) {
   RankFigures mine;
   if (prepared.input().decodes()) {
     const DecodePlanSummary& step = prepared.step();
@@ -208,17 +169,22 @@ RankFigures AttentionOpJob::figures_of(PreparedFileJob& prepared, int rank, cons
 }
 
 RankFigures AttentionOpJob::run(const ProgressCallback& on_progress) {
-  result_ = FileJobResult{prepared_->compute(on_progress), {}};
-  return figures(result_->rank);
+  result_ = prepared_->compute(on_progress);
+  return figures_of(*prepared_, rank_, result());
 }
 
 std::vector<ResultDigest> AttentionOpJob::digests(const Collective& collective) {
-  result_->digests = digest_result(input_, result_->rank, collective);
-  return {{"out", "out", result_->digests.out}, {"lse", "lse", result_->digests.lse}};
+  digests_ = digest_result(input_, result(), collective);
+  return {{"out", "out", digests_.out}, {"lse", "lse", digests_.lse}};
 }
 
 void AttentionOpJob::write(const OutputRequest& output) {
-  prepared_->write(*result_, output.path, output.replace, output.metadata);
+  const AttentionSpec& spec = input_.job().spec;
+  FileMetadata metadata = output_metadata(kernel(), identity_of(kernel(), backend(), spec.dtype), digests_);
+  metadata.emplace_back("softmax_scale", fmt::format("{}", spec.softmax_scale));
+  std::ranges::move(own_metadata(), std::back_inserter(metadata));
+  metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
+  write_output(input_, result(), output.path, output.replace, metadata, prepared_->collective());
 }
 
 std::vector<Cell> AttentionOpJob::columns(const Totals& totals) const {
@@ -239,26 +205,26 @@ std::vector<Cell> AttentionOpJob::columns(const Totals& totals) const {
 }
 
 std::string AttentionOpJob::non_finite_text(const NonFinite& total) const {
-  const bool latents = input_.op() == Op::kMla;
-  return fmt::format("{} values of q, {} of {} and {} of {}", total.q, total.k,
-                     latents ? "latents and rotary keys" : "k", total.v, latents ? "matrices" : "v");
+  return fmt::format("{} values of q, {} of k and {} of v", total.q, total.k, total.v);
 }
 
 void AttentionOpJob::write_non_finite(JsonWriter& json, const NonFinite& total) const {
   json.begin_object().member("q", total.q).member("k", total.k).member("v", total.v).end_object();
 }
 
+std::string AttentionOpJob::format_text() const {
+  const CacheFormat& format = input_.job().format;
+  return format.is_plain() ? "" : ", " + ringattn::describe(format);
+}
+
 BenchJob AttentionOpJob::bench_job(std::string source) const {
   const Job& job = input_.job();
   const AttentionSpec& spec = job.spec;
   const bool decode = input_.decodes();
-  const bool latent = input_.op() == Op::kMla;
   std::string mask_more;
   if (job.block_mask != nullptr) {
     mask_more += fmt::format(", {}, {:.4g} pairs", ringattn::describe(spec.block_mask, spec.heads), visible_pairs(job));
   }
-  if (!job.format.is_plain()) mask_more += ", " + ringattn::describe(job.format);
-  if (latent && !input_.latent().format.is_plain()) mask_more += ", " + ringattn::describe(input_.latent().format);
   const std::int64_t batch = std::ssize(job.batch.sequences);
   const std::int64_t seq = decode ? job.batch.k_tokens() : job.batch.q_tokens();
   BenchJob result{std::string(op()),
@@ -266,21 +232,12 @@ BenchJob AttentionOpJob::bench_job(std::string source) const {
                   job.batch.q_tokens(),
                   batch > 0 ? seq / batch : 0,
                   batch,
-                  bench_members(spec, mask_more),
+                  bench_members(spec, mask_more + format_text()),
                   std::move(source)};
-  const auto add = [&](std::string_view name, BenchValue value) {
-    result.members.emplace_back(name, std::move(value));
-  };
-  if (decode || latent) add("keys", job.batch.k_tokens());
-  if (decode) {
-    add("page_size", input_.pages() != nullptr ? input_.pages()->page_size : 0);
-    if (input_.prefix() > 0) add("prefix", input_.prefix());
-  }
-  if (latent) {
-    add("form", std::string(form_name(input_.form().form)));
-    add("rope_dim", input_.latent().spec.rope_dim);
-    add("latent_dim", input_.latent().spec.latent_dim);
-  }
+  if (!decode) return result;
+  result.members.emplace_back("keys", job.batch.k_tokens());
+  result.members.emplace_back("page_size", input_.pages() != nullptr ? input_.pages()->page_size : 0);
+  if (input_.prefix() > 0) result.members.emplace_back("prefix", input_.prefix());
   return result;
 }
 
@@ -292,7 +249,7 @@ Measured AttentionOpJob::measure(const MeasureRequest& request, const Collective
     measured.modes.push_back({false, sample_decode(collective, {request.samples, request.on_progress}, *loaded, sample),
                               prepared_->step().bytes_read});
     const RankResult result = loaded->fetch({});
-    measured.figures = figures(result);
+    measured.figures = figures_of(*prepared_, rank_, result);
     measured.digest = digest_result(input_, result, collective).out;
     return measured;
   }
@@ -301,10 +258,10 @@ Measured AttentionOpJob::measure(const MeasureRequest& request, const Collective
   RankResult last;  // without rows: they needn't leave the device
   last.rows =
       total_tokens(packed_runs(prepared_->ring().layout.queries.runs(collective.rank()), input_.job().batch.cu_q()));
-  measured.figures = figures(last);
+  measured.figures = figures_of(*prepared_, rank_, last);
   return measured;
 }
 
-std::vector<TraceEvent> AttentionOpJob::timeline() const { return block_events(result_->rank.stats.blocks); }
+std::vector<TraceEvent> AttentionOpJob::timeline() const { return block_events(result().stats.blocks); }
 
 }  // namespace ringattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention, decode and MLA as an OpJob. They share the input: queries, and keys and values in rows, pages or latents.
+// Attention and decode as an OpJob. MLA adds what it has of its own (ops/mla/mla_op_job.hpp).
 #pragma once
 
 #include <functional>
@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "ops/attention_jobs/accuracy.hpp"
-#include "ops/attention_jobs/file_job.hpp"
+#include "ops/attention_jobs/output.hpp"
 #include "ops/attention_jobs/output_file.hpp"
 #include "ops/attention_jobs/peer_file.hpp"
+#include "ops/attention_jobs/prepared_job.hpp"
 #include "ops/attention_jobs/shapes.hpp"
 #include "ops/decode/decode_memory.hpp"
 #include "ops/jobs/op_job.hpp"
@@ -22,7 +23,7 @@ namespace ringattn {
 std::unique_ptr<OpPlan> plan_ring(const JobInput& input, const PlanRequest& request);
 std::unique_ptr<OpPlan> plan_decode(const JobInput& input, const PlanRequest& request);
 
-class AttentionOpJob final : public OpJob {
+class AttentionOpJob : public OpJob {
  public:
   // What the program's user asked for, and where the input comes from.
   struct Origin {
@@ -32,18 +33,9 @@ class AttentionOpJob final : public OpJob {
     bool offset_given = false;       // the user gave the position of the first query
     std::int64_t measured_rows = 0;  // queries per sequence in a benchmark; 0: all, or no benchmark
   };
-  // `heads_at_a_time`: as in MlaOptions.
-  explicit AttentionOpJob(JobInput input, int heads_at_a_time = 0)
-      : input_(std::move(input)), heads_at_a_time_(heads_at_a_time) {}
   AttentionOpJob(JobInput input, const Origin& origin) : input_(std::move(input)), origin_(origin) {}
-
-  const JobInput& input() const { return input_; }
-  // Valid after prepare().
-  PreparedFileJob& prepared() { return *prepared_; }
-  // The result of the last run().
-  const RankResult& result() const { return result_->rank; }
-  // The figures of a result on this rank, for callers that run the prepared job themselves.
-  RankFigures figures(const RankResult& result) { return figures_of(*prepared_, rank_, result); }
+  // An MlaOpJob if the input is latents.
+  static std::unique_ptr<AttentionOpJob> make(JobInput input, const Origin& origin);
 
   std::string_view op() const override { return op_name(input_.op()); }
   std::string describe() const override;
@@ -113,24 +105,35 @@ class AttentionOpJob final : public OpJob {
   std::vector<std::string_view> lanes() const override { return {"compute", "wait", "transfer"}; }
   std::vector<TraceEvent> timeline() const override;
 
+ protected:
+  const JobInput& input() const { return input_; }
+  const Origin& origin() const { return origin_; }
+  // After prepare().
+  PreparedJob& prepared() { return *prepared_; }
+  // ", fp8 …": how keys and values are stored; empty: as elements.
+  virtual std::string format_text() const;
+  // Metadata of the output beside that of every attention job.
+  virtual FileMetadata own_metadata() const { return {}; }
+  virtual std::vector<std::string> variant_cells(const Shape& shape, const ShapeResult& result) const;
+
  private:
-  static RankFigures figures_of(PreparedFileJob& prepared, int rank, const RankResult& result);
+  // The result of the last run().
+  const RankResult& result() const { return *result_; }
+  static RankFigures figures_of(PreparedJob& prepared, int rank, const RankResult& result);
   Accuracy accuracy_of(const Collective& collective, std::int64_t count, const TensorView& out, const RowView& lse,
                        std::vector<RowError>* each = nullptr);
-  std::vector<std::string> variant_cells(const Shape& shape, const ShapeResult& result) const;
 
   JobInput input_;
   Origin origin_;
-  int heads_at_a_time_ = 0;
-  std::optional<PreparedFileJob> prepared_;
+  std::optional<PreparedJob> prepared_;
   std::optional<OutputFile> earlier_;
   std::optional<PeerFile> peer_;
   std::vector<Shape> shapes_;  // of run_variants()
   Options shape_options_;
   std::optional<DecodeSpec> replayed_as_;  // of a prefill: the decode steps that must have the same bits
-  std::optional<FileJobResult> result_;
+  std::optional<RankResult> result_;
+  Digests digests_;  // of result()
   int rank_ = 0;
-  std::int64_t bytes_moved_expanded_ = 0;  // MLA around the ring: bytes if K and V of all heads were sent
 };
 
 // Writes the member "memory" of a report: bytes on a rank.

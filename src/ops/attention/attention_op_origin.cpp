@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "kernels/decode/decode.hpp"
 #include "ops/attention/attention_op_job.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/common/input_agreement.hpp"
@@ -67,19 +66,7 @@ void AttentionOpJob::agree(Transport& world, const KernelRequest& kernel, const 
   if (origin_.settles) input_ = decode_or_attend(std::move(input_), compatible_request(kernel, world), collective);
 }
 
-void AttentionOpJob::check_model(const ModelComparison& compare) const {
-  const AttentionSpec& spec = input_.job().spec;
-  if (input_.op() != Op::kMla) return compare.same_attention(spec);
-  const ModelLayer& layer = compare.layer();
-  if (layer.is_ssm()) compare.refuse_kind("attention", "SSM layers only");
-  compare.parts("num_attention_heads", spec.heads, layer.heads);
-  if (layer.kind != LayerKind::kMla) compare.refuse_kind("latents", "keys and values: it has no kv_lora_rank");
-  const MlaSpec& latent = input_.latent().spec;
-  compare.same("kv_lora_rank", latent.latent_dim, layer.latent_dim);
-  compare.same("qk_rope_head_dim", latent.rope_dim, layer.rope_dim);
-  if (const auto nope_dim = input_.nope_dim()) compare.same("qk_nope_head_dim", *nope_dim, layer.head_dim);
-  if (!latent.out_in_latent) compare.same("v_head_dim", latent.head_dim_v, layer.head_dim_v);
-}
+void AttentionOpJob::check_model(const ModelComparison& compare) const { compare.same_attention(input_.job().spec); }
 
 std::vector<MessageTemplate> AttentionOpJob::warnings() const {
   if (!origin_.from_file || origin_.offset_given) return {};
@@ -96,21 +83,14 @@ std::vector<MessageTemplate> AttentionOpJob::warnings() const {
 }
 
 std::vector<MessageTemplate> AttentionOpJob::notes() const {
-  const std::int64_t rows = origin_.measured_rows;
-  if (rows < 1 || rows > kMaxDecodeRows) return {};
-  const MessageTemplate makes_steps{", as ", setting("q_len", rows), " makes "};
-  if (input_.op() == Op::kDecode) {
-    if (origin_.op_given) return {};
-    return {{"op: decode", makes_steps, "steps; ", setting("op", "attention"), " measures them as ring attention"}};
+  if (origin_.measured_rows == 0) return {};
+  if (!input_.decodes()) {
+    if (!input_.not_decoded_reason().empty()) return {};
+    return {{"op: attention, ring attention; ", setting("op", "decode"), " measures decode steps"}};
   }
-  if (input_.makes_cache()) {
-    return {{"op: mla, a decode step", makes_steps, "one; ", setting("layout", "striped"),
-             " measures them as ring attention"}};
-  }
-  if (input_.decodes() || !input_.not_decoded_reason().empty()) return {};
-  const bool latent = input_.op() == Op::kMla;
-  return {{fmt::format("op: {}, ring attention; ", op()),
-           latent ? setting("form", "absorbed") : setting("op", "decode"), " measures decode steps"}};
+  if (origin_.op_given) return {};
+  return {{"op: decode, as ", setting("q_len", origin_.measured_rows), " makes steps; ", setting("op", "attention"),
+           " measures them as ring attention"}};
 }
 
 }  // namespace ringattn

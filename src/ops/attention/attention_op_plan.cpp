@@ -154,11 +154,11 @@ class PlannedAttention final : public PlannedRing {
     return text.empty() ? std::vector<std::string>{} : std::vector<std::string>{std::move(text)};
   }
   std::string length_text() const override {
-    if (input_.op() != Op::kMla) return {};
+    if (input_.mla() == nullptr) return {};
     return fmt::format("{} tokens, {}", input_.job().batch.k_tokens(), form_text(input_));
   }
   void write(JsonWriter& json, const WorldPlanSummary&) const override {
-    if (input_.op() == Op::kMla) json.member("form", form_name(input_.form().form));
+    if (input_.mla() != nullptr) json.member("form", form_name(input_.form().form));
   }
 
  private:

@@ -12,6 +12,7 @@
 #include "ops/attention/attention_op_job.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/decode/decode_or_attend.hpp"
+#include "ops/mla/mla_op_job.hpp"
 #include "ops/op_table.hpp"
 
 namespace ringattn {
@@ -30,7 +31,7 @@ std::string_view first_ring_setting(const OpRequest& request) {
 // Refuses a latent_dim that contradicts the file's tensors.
 void check_latent_dim(const OpRequest& request, const JobInput& input) {
   if (!request.from_file() || !request.sources.given("latent-dim")) return;
-  const int of_file = input.latent().spec.latent_dim;
+  const int of_file = input.mla()->spec.latent_dim;
   if (of_file == request.settings.latent_dim) return;
   fail(ErrorCode::kUsage, {setting("latent_dim"), " contradicts ", setting("input")},
        fmt::format("latents have {} numbers by the file's tensors", of_file), "Leave it out.");
@@ -39,7 +40,7 @@ void check_latent_dim(const OpRequest& request, const JobInput& input) {
 // Decides whether MLA with few queries is a decode step over a cache. Latents in pages are. Latents in rows are, too,
 // unless the user set something that only ring attention has.
 JobInput step_or_rows(JobInput input, const OpRequest& request) {
-  if (input.op() != Op::kMla || !input.decodes()) return input;
+  if (input.mla() == nullptr || !input.decodes()) return input;
   const std::string_view ring = first_ring_setting(request);
   if (!input.makes_cache()) {
     if (ring.empty()) return input;
@@ -58,7 +59,7 @@ JobInput open(Op op, std::int64_t tokens, const OpRequest& request) {
   InputRequest source = synthetic_input(settings, op, tokens);
   if (request.from_file()) source = file_input(settings);
   JobInput input(source, numerics_of(settings), device, request.share);
-  if (input.op() == Op::kMla) check_latent_dim(request, input);
+  if (input.mla() != nullptr) check_latent_dim(request, input);
   return step_or_rows(std::move(input), request);
 }
 
@@ -78,6 +79,11 @@ JobInput planned(Op op, JobInput input, const OpRequest& request) {
 
 }  // namespace
 
+std::unique_ptr<AttentionOpJob> AttentionOpJob::make(JobInput input, const Origin& origin) {
+  if (input.mla() != nullptr) return std::make_unique<MlaOpJob>(std::move(input), origin);
+  return std::make_unique<AttentionOpJob>(std::move(input), origin);
+}
+
 std::unique_ptr<OpJob> make_attention_job(Op op, const OpRequest& request) {
   JobInput input = open(op, request.tokens, request);
   // If the user named the op, its kernels decide.
@@ -87,10 +93,12 @@ std::unique_ptr<OpJob> make_attention_job(Op op, const OpRequest& request) {
   AttentionOpJob::Origin origin;
   origin.from_file = request.from_file();
   origin.settles = settles;
-  if (request.use == OpUse::kBench && !request.from_file()) origin.measured_rows = request.settings.q_len.value_or(0);
+  const std::int64_t rows = request.settings.q_len.value_or(0);
+  const bool measured = request.use == OpUse::kBench && !request.from_file();
+  if (measured && rows <= kMaxDecodeRows) origin.measured_rows = rows;
   origin.op_given = request.sources.given("op");
   origin.offset_given = request.settings.query_offset.has_value();
-  return std::make_unique<AttentionOpJob>(std::move(input), origin);
+  return AttentionOpJob::make(std::move(input), origin);
 }
 
 void fill_scores(const ModelLayer& layer, const Settings& settings, const FillSetting& fill) {

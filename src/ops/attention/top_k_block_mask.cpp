@@ -129,6 +129,21 @@ std::string layout_text(const Layout& layout) {
   return fmt::format("{:016x}", std::hash<std::string>()(text));
 }
 
+void check_top_k_inputs(const Job& job, const TopKInputs& rows, const Transport& transport) {
+  const AttentionSpec& spec = job.spec;
+  const int self = transport.rank();
+  check_job(job);
+  if (job.block_mask != nullptr || job.positions != nullptr || job.page_size > 0 || !job.format.is_plain()) {
+    fail(ErrorCode::kUsage, "the top-k blocks of a job with a block mask, pages, quantized keys or positions",
+         "blocks are selected from plain rows of keys",
+         "Give a job with plain rows of q and k, and without a block mask.");
+  }
+  check_tokens("q", rows.queries, job.batch.cu_q(), transport.size());
+  check_tokens("k", rows.keys, job.batch.cu_k(), transport.size());
+  check_shard("TopKInputs", "q", rows.q, {spec.dtype, rows.queries.tokens(self), spec.heads, spec.head_dim});
+  check_shard("TopKInputs", "k", rows.k, {spec.dtype, rows.keys.tokens(self), spec.kv_heads, spec.head_dim});
+}
+
 }  // namespace
 
 std::shared_ptr<const BlockMask> top_k_block_mask(const Job& job, const BlockMaskShape& shape, int count,
@@ -144,16 +159,7 @@ std::shared_ptr<const BlockMask> top_k_block_mask(const Job& job, const BlockMas
   std::optional<TopKSelection> top;
   std::vector<BlockRun> queries, keys;
   collective.run_collectively([&] {
-    check_job(job);
-    if (job.block_mask != nullptr || job.positions != nullptr || job.page_size > 0 || !job.format.is_plain()) {
-      fail(ErrorCode::kUsage, "the top-k blocks of a job with a block mask, pages, quantized keys or positions",
-           "blocks are selected from plain rows of keys",
-           "Give a job with plain rows of q and k, and without a block mask.");
-    }
-    check_tokens("q", rows.queries, job.batch.cu_q(), transport.size());
-    check_tokens("k", rows.keys, job.batch.cu_k(), transport.size());
-    check_shard("TopKInputs", "q", rows.q, {spec.dtype, rows.queries.tokens(self), spec.heads, spec.head_dim});
-    check_shard("TopKInputs", "k", rows.k, {spec.dtype, rows.keys.tokens(self), spec.kv_heads, spec.head_dim});
+    check_top_k_inputs(job, rows, transport);
     std::vector<std::int64_t> offsets;
     for (const Sequence& sequence : job.batch.sequences) offsets.push_back(sequence.q_offset);
     choice = choose_kernel(spec, compatible_request(options.kernel, transport));

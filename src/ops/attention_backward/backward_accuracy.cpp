@@ -127,6 +127,44 @@ std::optional<std::int64_t> row_of(std::span<const PackedRun> runs, std::int64_t
   return std::nullopt;
 }
 
+// A sampled key of this rank, and the sums of its gradients.
+struct KeyRow {
+  // Adds queries. `first`: packed token of the first one, whose position is `position`.
+  void feed(const AttentionSpec& spec, std::int64_t first, std::int64_t position, const TensorView& q,
+            const TensorView& dout, std::span<const OracleRowStats> stats) {
+    oracle.feed(position, q, dout, stats);
+    const int group = spec.heads / spec.kv_heads;
+    std::vector<float> q_row, dout_row;
+    const std::int64_t begin = std::max(queries.begin, first);
+    const std::int64_t end = std::min(queries.end, first + q.tokens);
+    for (std::int64_t token = begin; token < end; ++token) {
+      for (int head = sample.head * group; head < (sample.head + 1) * group; ++head) {
+        load_row(q, token - first, head, q_row);
+        load_row(dout, token - first, head, dout_row);
+        tainted = tainted || !is_finite(q_row) || !is_finite(dout_row);
+        if (!sees(spec, position + token - first, key)) continue;
+        largest_q = std::max(largest_q, norm(q_row));
+        largest_dout = std::max(largest_dout, norm(dout_row));
+        const PairGradient pair = pair_gradient(spec, q_row, k, dout_row, v,
+                                                stats[static_cast<std::size_t>((token - first) * spec.heads + head)]);
+        dk.add(pair.ds, q_row);
+        dv.add(pair.p, dout_row);
+      }
+    }
+  }
+
+  RowSample sample;
+  std::int64_t row = 0;  // of this rank
+  std::size_t sequence = 0;
+  std::int64_t key = 0;  // of its sequence
+  TokenRange queries;    // packed
+  std::vector<float> k, v;
+  OracleDkvRow oracle;
+  RunSum dk, dv;
+  double largest_q = 0.0, largest_dout = 0.0;
+  bool tainted = false;
+};
+
 class GradientCheck {
  public:
   GradientCheck(const Collective& collective, const BackwardInput& input, int key_tile,
@@ -146,11 +184,6 @@ class GradientCheck {
   SinkAccuracy check_dsinks() const;
 
  private:
-  struct QueryTokens {
-    StagedRows q;
-    StagedRows dout;
-  };
-
   std::vector<float> dlse_of(const PackedRun& run) const;
   std::vector<OracleRowStats> own_stats(const PackedRun& run, std::int64_t row) const;
   std::vector<OracleRowStats> gathered_stats(const PackedRun& tokens) const;
@@ -296,19 +329,7 @@ void GradientCheck::check_dq(std::span<const RowSample> samples, GradientAccurac
 // Each rank checks its own keys. The queries that they need are read from the input, and the ranks that own the queries
 // send their row stats.
 void GradientCheck::check_dkv(std::span<const RowSample> samples, GradientAccuracy& dk, GradientAccuracy& dv) const {
-  struct Row {
-    RowSample sample;
-    std::int64_t row = 0;  // of this rank
-    std::size_t sequence = 0;
-    std::int64_t key = 0;  // of its sequence
-    TokenRange queries;    // packed
-    std::vector<float> k, v;
-    OracleDkvRow oracle;
-    RunSum dk, dv;
-    double largest_q = 0.0, largest_dout = 0.0;
-    bool tainted = false;
-  };
-  std::vector<Row> rows;
+  std::vector<KeyRow> rows;
   std::vector<TokenRange> wanted;  // packed queries that the samples of all ranks need
   collective_.run_collectively([&] {
     for (const RowSample& sample : samples) {
@@ -334,29 +355,6 @@ void GradientCheck::check_dkv(std::span<const RowSample> samples, GradientAccura
                       RunSum(static_cast<std::size_t>(spec_.head_dim_v))});
     }
   });
-  const int group = spec_.heads / spec_.kv_heads;
-  // `first`: packed token of the first query, whose position is `position`.
-  const auto feed = [&](Row& row, std::int64_t first, std::int64_t position, const TensorView& q,
-                        const TensorView& dout, std::span<const OracleRowStats> stats) {
-    row.oracle.feed(position, q, dout, stats);
-    std::vector<float> q_row, dout_row;
-    const std::int64_t begin = std::max(row.queries.begin, first);
-    const std::int64_t end = std::min(row.queries.end, first + q.tokens);
-    for (std::int64_t token = begin; token < end; ++token) {
-      for (int head = row.sample.head * group; head < (row.sample.head + 1) * group; ++head) {
-        load_row(q, token - first, head, q_row);
-        load_row(dout, token - first, head, dout_row);
-        row.tainted = row.tainted || !is_finite(q_row) || !is_finite(dout_row);
-        if (!sees(spec_, position + token - first, row.key)) continue;
-        row.largest_q = std::max(row.largest_q, norm(q_row));
-        row.largest_dout = std::max(row.largest_dout, norm(dout_row));
-        const PairGradient pair = pair_gradient(spec_, q_row, row.k, dout_row, row.v,
-                                                stats[static_cast<std::size_t>((token - first) * spec_.heads + head)]);
-        row.dk.add(pair.ds, q_row);
-        row.dv.add(pair.p, dout_row);
-      }
-    }
-  };
   for (std::size_t s = 0; s < batch_.sequences.size(); ++s) {
     const Sequence sequence = batch_.sequences[s];
     for (std::int64_t token = cu_q_[s]; token < cu_q_[s + 1]; token += kStagedTokens) {
@@ -367,7 +365,7 @@ void GradientCheck::check_dkv(std::span<const RowSample> samples, GradientAccura
       const std::vector<OracleRowStats> stats = gathered_stats(run);
       collective_.run_collectively([&] {
         heartbeat();
-        if (std::ranges::none_of(rows, [&](const Row& row) { return row.sequence == s; })) return;
+        if (std::ranges::none_of(rows, [&](const KeyRow& row) { return row.sequence == s; })) return;
         const StagedRows q(spec_.dtype, run.tokens(), spec_.heads, spec_.head_dim);
         const StagedRows dout(spec_.dtype, run.tokens(), spec_.heads, spec_.head_dim_v);
         input_.forward().read(SyntheticTensor::kQ, {&run, 1}, q.view, threads_);
@@ -375,12 +373,12 @@ void GradientCheck::check_dkv(std::span<const RowSample> samples, GradientAccura
         const std::int64_t position = token - cu_q_[s] + sequence.q_offset;
 #pragma omp parallel for schedule(dynamic) num_threads(threads_)
         for (std::size_t i = 0; i < rows.size(); ++i) {
-          if (rows[i].sequence == s) feed(rows[i], token, position, q.view, dout.view, stats);
+          if (rows[i].sequence == s) rows[i].feed(spec_, token, position, q.view, dout.view, stats);
         }
       });
     }
   }
-  for (Row& row : rows) {
+  for (KeyRow& row : rows) {
     const double scale = std::abs(double{spec_.softmax_scale});
     dk.cancellation = std::max(dk.cancellation, 0x1p-20 * scale * norm(row.v) * row.largest_dout * row.largest_q);
     std::vector<double> exact_dk, exact_dv;

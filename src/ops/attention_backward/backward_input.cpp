@@ -32,7 +32,7 @@ JobInput open_forward(const OpRequest& request) {
 }
 
 void check_forward(const JobInput& input) {
-  if (input.op() == Op::kMla) refuse_input("latents", "Expand them, and give k and v.");
+  if (input.mla() != nullptr) refuse_input("latents", "Expand them, and give k and v.");
   if (input.pages() != nullptr) refuse_input("keys in pages", "Give k and v in rows.");
 }
 

@@ -140,6 +140,37 @@ void judge_lse(const AttentionSpec& spec, bool latents, const CheckedRow& row, d
   }
 }
 
+// Judges a row whose keys were all fed.
+Accuracy accuracy_of_row(const AccuracyInputs& inputs, CheckedRow& row, OracleRow& oracle, const TensorView& out,
+                         const RowView& lse) {
+  const AttentionSpec& spec = inputs.job.spec;
+  const MlaProjections* const latents = inputs.latents;
+  std::vector<double> expected;
+  const double sink = spec.sinks ? static_cast<double>(inputs.sinks[row.sample.head]) : 0.0;
+  const double expected_lse = oracle.finish(sink, expected);
+  std::vector<float> same_precision = row.same_precision.finish();
+  std::vector<bool> infinite;
+  // Expanded, nothing is multiplied by w_uv for a row that sees no keys.
+  const bool nothing = row.tiles.empty() && latents != nullptr && latents->form == MlaForm::kExpanded;
+  if (nothing) {
+    expected.assign(static_cast<std::size_t>(latents->spec.head_dim_v), 0.0);
+    same_precision.assign(expected.size(), 0.0F);
+  } else if (latents != nullptr) {
+    infinite = non_finite_values(*latents, row.sample.head);
+    expected = output_from_latent<double>(*latents, row.sample.head, expected);
+    same_precision = output_from_latent<float>(*latents, row.sample.head, same_precision);
+    round_all(spec.dtype, same_precision);
+  }
+  Accuracy accuracy;
+  accuracy.rows = 1;
+  judge_out(spec, row, expected, same_precision, infinite, out, accuracy);
+  if (lse.data != nullptr) {
+    const auto value = static_cast<double>(lse.at(row.row, row.sample.head));
+    judge_lse(spec, latents != nullptr, row, expected_lse, value, accuracy);
+  }
+  return accuracy;
+}
+
 // The samples of one sequence that this rank owns.
 void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int64_t origin_q, std::int64_t origin_k,
                     std::span<const std::pair<RowSample, std::int64_t>> samples, const TensorView& out,
@@ -196,29 +227,7 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     });
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    std::vector<double> expected;
-    const double sink = spec.sinks ? static_cast<double>(inputs.sinks[rows[i].sample.head]) : 0.0;
-    const double expected_lse = oracles[i].finish(sink, expected);
-    std::vector<float> same_precision = rows[i].same_precision.finish();
-    std::vector<bool> infinite;
-    // In the expanded form, a row that sees no keys is not multiplied by w_uv.
-    const bool nothing = rows[i].tiles.empty() && latents != nullptr && latents->form == MlaForm::kExpanded;
-    if (nothing) {
-      expected.assign(static_cast<std::size_t>(latents->spec.head_dim_v), 0.0);
-      same_precision.assign(expected.size(), 0.0F);
-    } else if (latents != nullptr) {
-      infinite = non_finite_values(*latents, rows[i].sample.head);
-      expected = output_from_latent<double>(*latents, rows[i].sample.head, expected);
-      same_precision = output_from_latent<float>(*latents, rows[i].sample.head, same_precision);
-      round_all(spec.dtype, same_precision);
-    }
-    Accuracy row;
-    row.rows = 1;
-    judge_out(spec, rows[i], expected, same_precision, infinite, out, row);
-    if (lse.data != nullptr) {
-      judge_lse(spec, latents != nullptr, rows[i], expected_lse,
-                static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), row);
-    }
+    const Accuracy row = accuracy_of_row(inputs, rows[i], oracles[i], out, lse);
     if (each != nullptr) each->push_back({rows[i].sample, row.error, row.lse_error, row.misplaced > 0});
     merge(row, accuracy);
   }
@@ -311,9 +320,9 @@ Accuracy check_result(const Collective& collective, const JobInput& input, const
                         reader(SyntheticTensor::kV),
                         threads};
   std::optional<LoadedMlaProjections> latents;
-  if (input.op() == Op::kMla) {
+  if (const MlaJob* const mla = input.mla()) {
     collective.run_collectively([&] { latents.emplace(input, threads); });
-    job.spec = absorbed_spec(input.latent().spec);
+    job.spec = absorbed_spec(mla->spec);
     inputs.latents = &latents->matrices;
     inputs.k = [&](std::span<const PackedRun> wanted, const MutableTensorView& rows) {
       read_latent_keys(input, wanted, rows, threads);

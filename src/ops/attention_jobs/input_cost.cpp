@@ -6,8 +6,8 @@
 namespace ringattn {
 
 double job_flops(const JobInput& input) {
-  if (input.op() != Op::kMla) return job_flops(input.job());
-  const MlaSpec& spec = input.latent().spec;
+  if (input.mla() == nullptr) return job_flops(input.job());
+  const MlaSpec& spec = input.mla()->spec;
   return visible_pairs(input.job()) * pair_flops(form_spec(spec, input.form().form, spec.heads));
 }
 

@@ -59,8 +59,8 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
 }  // namespace
 
 std::string describe(const JobInput& input) {
-  if (input.op() != Op::kMla) return describe(input.job());
-  return fmt::format("{}, {}, {}", op_name(Op::kMla), form_name(input.form().form), describe(input.latent()));
+  if (input.mla() == nullptr) return describe(input.job());
+  return fmt::format("{}, {}, {}", op_name(Op::kMla), form_name(input.form().form), describe(*input.mla()));
 }
 
 JobInput::JobInput(const InputRequest& request, const Numerics& numerics, const TopKDevice& target,
@@ -90,8 +90,8 @@ void JobInput::take_shape(const SyntheticInput& input) {
   spec.head_dim_v = input.head_dim_v.value_or(input.head_dim);
   spec.sinks = input.sinks;
   if (input.sinks && input.seed) made_sinks_ = synthetic_sinks(*input.seed, input.heads);
-  op_ = input.op;
-  if (op_ == Op::kMla) {
+  decodes_ = input.op == Op::kDecode;
+  if (input.op == Op::kMla) {
     take_latents({.dtype = spec.dtype,
                   .heads = spec.heads,
                   .head_dim = spec.head_dim,
@@ -116,7 +116,7 @@ void JobInput::take_shape(const SyntheticInput& input) {
           fmt::format(" and {} heads", spec.heads)},
          "a tensor would have more than 2^60 elements", "Use fewer tokens, sequences or heads.");
   }
-  const bool cached = op_ == Op::kDecode || (op_ == Op::kMla && input.page_size != 0);
+  const bool cached = decodes_ || (latent_ && input.page_size != 0);
   const std::int64_t q_len = input.q_len.value_or(cached ? 1 : input.tokens);
   if (cached) check_decode(input, q_len);
   if (q_len < 0 || q_len > input.tokens) {
@@ -124,11 +124,11 @@ void JobInput::take_shape(const SyntheticInput& input) {
          "queries are those of a sequence's last tokens", "Use no more queries than tokens.");
   }
   if (input.page_size != 0 && !cached) {
-    fail(ErrorCode::kUsage, {setting("page_size", input.page_size), " with ", setting("op", op_name(op_))},
+    fail(ErrorCode::kUsage, {setting("page_size", input.page_size), " with ", setting("op", op_name(input.op))},
          "only a cache has pages", {"Leave it out, or use ", setting("op", "decode"), "."});
   }
-  if (input.prefix != 0 && op_ != Op::kDecode) {
-    fail(ErrorCode::kUsage, {setting("prefix", input.prefix), " with ", setting("op", op_name(op_))},
+  if (input.prefix != 0 && !decodes_) {
+    fail(ErrorCode::kUsage, {setting("prefix", input.prefix), " with ", setting("op", op_name(input.op))},
          "sequences of a cache share pages", {"Leave it out, or use ", setting("op", "decode"), "."});
   }
   prefix_ = input.prefix;
@@ -169,7 +169,7 @@ void JobInput::take_shape(const FileInput& input) {
   }
   out_grid_ = found.out_grid();
   job_.batch.sequences = found.sequences;
-  if (found.pages && !file_->latents && are_decode_steps(found.sequences)) op_ = Op::kDecode;
+  decodes_ = found.pages && !file_->latents && are_decode_steps(found.sequences);
   AttentionSpec& spec = job_.spec;
   spec.dtype = found.dtype;
   spec.heads = static_cast<int>(found.q_grid.heads);
@@ -213,11 +213,9 @@ void JobInput::take_numerics(const Numerics& numerics, const TopKDevice& target)
     // The rows of a decode step are the last ones of their cache. The equivalent job in rows is aligned in the same
     // way.
     if (job_.positions == nullptr) job_.batch.sequences = aligned_to_end(job_.batch.sequences, spec.mask);
-    if (op_ == Op::kDecode) {
-      if (job_.positions != nullptr || !queries_end_keys(job_.batch.sequences)) {
-        op_ = Op::kAttention;
-        not_decoded_reason_ = "queries stand elsewhere than at the end of what is left of their sequences";
-      }
+    if (decodes_ && (job_.positions != nullptr || !queries_end_keys(job_.batch.sequences))) {
+      decodes_ = false;
+      not_decoded_reason_ = "queries stand elsewhere than at the end of what is left of their sequences";
     }
   }
   check_job(job_);
@@ -330,7 +328,7 @@ const CompressedSource* JobInput::compressed(SyntheticTensor tensor) const {
 JobInput JobInput::decoded(std::int64_t page_size) const {
   JobInput step = *this;
   step.job_.format = {};  // its cache is filled with uncompressed elements
-  if (op_ != Op::kMla) step.op_ = Op::kDecode;
+  step.decodes_ = true;
   step.repaged_ = true;
   step.dealt_.reset();
   if (page_size > 0) {
@@ -344,8 +342,7 @@ JobInput JobInput::attended(std::string why) const {
   JobInput job = *this;
   if (!why.empty()) job.not_decoded_reason_ = std::move(why);
   if (makes_cache()) job.dealt_.reset();
-  if (op_ != Op::kMla) job.op_ = Op::kAttention;
-  job.decodes_mla_ = false;
+  job.decodes_ = false;
   return job;
 }
 

@@ -98,30 +98,30 @@ class JobInput {
 
   // The job. For MLA it is that of the expanded keys and values: kv_heads equals the number of query heads.
   const Job& job() const { return job_; }
-  // For a file: kMla if it holds latents; kDecode if it holds a cache and every sequence has the same number of rows,
-  // which decode kernels support.
-  Op op() const { return op_; }
-  // Whether Decode or MlaDecode computes the job: Decode for kDecode, and MlaDecode for absorbed latents if every
+  // kMla for latents; otherwise kDecode if decodes(), else kAttention.
+  Op op() const { return latent_ ? Op::kMla : decodes_ ? Op::kDecode : Op::kAttention; }
+  // Whether a decode op class computes the job: Decode for a cache, and MlaDecode for absorbed latents, if every
   // sequence has the same number of rows at its end, which decode kernels support.
-  bool decodes() const { return op_ == Op::kDecode || decodes_mla_; }
+  bool decodes() const { return decodes_; }
   // Whether latents in rows are decoded, for which a cache is made: without pages or, if the lengths of sequences
   // differ, in pages of 64. Other decode steps have a cache.
-  bool makes_cache() const { return decodes_mla_ && in_rows_; }
+  bool makes_cache() const { return decodes_ && in_rows_; }
   // Why a job that could be decoded is computed as rows; otherwise empty.
   const std::string& not_decoded_reason() const { return not_decoded_reason_; }
   // True if tokens were evicted from the file's cache. Queries keep their original positions.
   bool has_evicted_tokens() const { return file_ && file_->tensors.positions != nullptr; }
   // In that case: the first query whose own token was evicted from some K/V head.
   const std::optional<QueryWithoutKey>& query_without_key() const { return query_without_key_; }
-  // kMla only: the job as class Mla takes it, the form that computes it, and why that form was chosen. The spec says if
-  // a file's queries are in the latent space, or if it has no w_uv.
-  const MlaJob& latent() const { return *latent_; }
+  // The job as class Mla takes it; null if the input is keys and values. The spec says if a file's queries are in the
+  // latent space, or if it has no w_uv.
+  const MlaJob* mla() const { return latent_ ? &*latent_ : nullptr; }
+  // MLA only: the form that computes the job, and why that form was chosen.
   const MlaFormChoice& form() const { return form_; }
-  // kMla only: head_dim of the keys without the rotary part. Absent if unknown: queries in the latent space don't
+  // MLA only: head_dim of the keys without the rotary part. Absent if unknown: queries in the latent space don't
   // determine it.
   std::optional<int> nope_dim() const;
-  // FP8 latents only (latent().format): fills `rows` with the 8-bit rows of these packed keys, also if they are in
-  // pages. Throws kFile.
+  // FP8 latents only (mla()->format): fills `rows` with the 8-bit rows of these packed keys, also if they are in pages.
+  // Throws kFile.
   void read_fp8_latents(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const;
   // The block table of a paged cache; otherwise null.
   const PageTable* pages() const { return has_file_pages() ? file_->tensors.pages.get() : dealt_.get(); }
@@ -183,13 +183,12 @@ class JobInput {
   std::vector<TensorSource> block_mask_tensors_;            // the tensors read from it
   bool queries_end_keys_ = false;                           // synthetic queries are those of a prefill's last tokens
   std::int64_t prefix_ = 0;                                 // synthetic keys that each sequence shares with the first
-  Op op_ = Op::kAttention;
   std::string not_decoded_reason_;
   std::optional<QueryWithoutKey> query_without_key_;
   std::optional<MlaJob> latent_;
   MlaFormChoice form_;
-  bool decodes_mla_ = false;
-  bool in_rows_ = false;                             // with decodes_mla_: the latents are in rows, without pages
+  bool decodes_ = false;
+  bool in_rows_ = false;                             // the latents are in rows, without pages
   bool fp8_latents_ = false;                         // synthetic latents are stored as FP8 rows
   std::vector<float> made_sinks_;                    // generated from the seed
   std::shared_ptr<const SyntheticCompressed> made_;  // for a seed with a format

@@ -138,13 +138,13 @@ LoadedJob::LoadedJob(const JobInput& input, Mla& latent, const Collective& colle
                      const ProgressCallback& on_progress)
     : LoadedJob(ring_op(latent), collective) {
   collective.run_collectively([&] {
-    const MlaSpec& spec = input.latent().spec;
+    const MlaSpec& spec = input.mla()->spec;
     const std::int64_t q_dim = spec.head_dim + spec.rope_dim;
-    const bool packed = !input.latent().format.is_plain();
+    const bool packed = !input.mla()->format.is_plain();
     std::vector<Tensor> tensors{{SyntheticTensor::kQ, query_runs(input), spec.heads, q_dim, &NonFinite::q}};
     if (packed) {
       const std::int64_t halves =
-          latent_row_bytes(input.latent().spec) / static_cast<std::int64_t>(size_of(input.job().spec.dtype));
+          latent_row_bytes(input.mla()->spec) / static_cast<std::int64_t>(size_of(input.job().spec.dtype));
       tensors.push_back({SyntheticTensor::kLatent, key_runs(input), 1, halves, &NonFinite::k, true});
     } else {
       tensors.push_back({SyntheticTensor::kLatent, key_runs(input), 1, spec.latent_dim, &NonFinite::k});
@@ -159,7 +159,7 @@ LoadedJob::LoadedJob(const JobInput& input, Mla& latent, const Collective& colle
     inputs.w_uv = weights_.values;
     inputs.sinks = load_sinks(input);
     if (packed) {
-      const std::int64_t bytes = latent_row_bytes(input.latent().spec);
+      const std::int64_t bytes = latent_row_bytes(input.mla()->spec);
       inputs.fp8_rows = {static_cast<std::byte*>(inputs_[1].data), bytes, bytes};
     } else {
       inputs.latent = inputs_[1];

@@ -5,6 +5,7 @@
 
 #include "base/memory.hpp"
 #include "base/rank_liveness.hpp"
+#include "ops/decode/rank_cache.hpp"
 #include "ops/mla/mla_projections.hpp"
 
 namespace ringattn {
@@ -48,8 +49,7 @@ std::vector<float> query_of(const JobInput& input, const RowSample& sample, int 
 
 void feed_keys(const JobInput& input, std::size_t sequence, const KeyRange& keys, std::span<OracleRow> rows,
                int threads) {
-  const bool latents = input.op() == Op::kMla;
-  const AttentionSpec spec = latents ? absorbed_spec(input.latent().spec) : input.job().spec;
+  const auto [spec, latents, format] = decode_spec(input);
   const std::int64_t origin = input.job().batch.cu_k()[sequence];
   const std::int64_t most = std::min(kStagedTokens, std::max<std::int64_t>(0, keys.end - keys.begin));
   const HostTensor k_rows(spec.dtype, most, spec.kv_heads, spec.head_dim);

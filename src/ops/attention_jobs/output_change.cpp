@@ -94,7 +94,7 @@ OutputChange output_change(const JobInput& before, const JobInput& after, std::i
   OutputChange change;
   Squares squares;
   std::optional<LoadedMlaProjections> held;
-  if (before.op() == Op::kMla) held.emplace(before, threads);
+  if (before.mla() != nullptr) held.emplace(before, threads);
   const MlaProjections* const latents = held ? &held->matrices : nullptr;
   for (const auto& [sequence, samples] : samples_by_sequence(before.job(), count)) {
     std::vector<std::vector<double>> queries;

@@ -12,7 +12,7 @@ namespace {
 std::vector<std::string> other_job(const SafetensorsFile& file, const JobInput& input) {
   std::vector<std::string> differences;
   const std::string* const form = file.metadata("form");
-  if (form != nullptr && input.op() == Op::kMla && *form != form_name(input.form().form)) {
+  if (form != nullptr && input.mla() != nullptr && *form != form_name(input.form().form)) {
     differences.push_back(
         fmt::format("the file is of the {} form, the job of the {}", *form, form_name(input.form().form)));
   }

@@ -10,7 +10,7 @@ namespace ringattn {
 
 PlannedJob::PlannedJob(const JobInput& input, const Options& options, KernelScope scope, int heads_at_a_time)
     : input_(input), options_(options), heads_at_a_time_(heads_at_a_time) {
-  if (input.op() == Op::kMla) {
+  if (input.mla() != nullptr) {
     choose_mla(scope);
     return;
   }
@@ -29,7 +29,7 @@ std::unique_ptr<Backend> PlannedJob::make_backend() const {
 }
 
 void PlannedJob::choose_mla(KernelScope scope) {
-  const MlaJob& job = input_.latent();
+  const MlaJob& job = *input_.mla();
   const MlaChoice chosen = choose_mla_kernels(job.spec, *job.form, options_.kernel, scope);
   spec_ = form_spec(job.spec, *job.form, job.spec.heads);
   choice_ = chosen.attention;
@@ -40,13 +40,13 @@ void PlannedJob::choose_mla(KernelScope scope) {
 }
 
 std::unique_ptr<AttentionKernel> PlannedJob::make_kernel(int heads) const {
-  const MlaJob& job = input_.latent();
+  const MlaJob& job = *input_.mla();
   return choice_.row->make_kernel(form_spec(job.spec, *job.form, heads), *backend_);
 }
 
 RingJob PlannedJob::ring(int world) {
-  if (input_.op() != Op::kMla) return ring_job(input_.job(), options_, *kernel_, world, gemm_scratch_bytes_);
-  const MlaJob& job = input_.latent();
+  if (input_.mla() == nullptr) return ring_job(input_.job(), options_, *kernel_, world, gemm_scratch_bytes_);
+  const MlaJob& job = *input_.mla();
   const MlaBlockSize block_size =
       choose_mla_block_size(job, options_, heads_at_a_time_, world,
                             {[this](int heads) { return make_kernel(heads); }, keys_.get(), values_.get()});

@@ -10,8 +10,8 @@
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/decode_deal.hpp"
-#include "ops/attention_jobs/file_job.hpp"
 #include "ops/attention_jobs/planned_job.hpp"
+#include "ops/attention_jobs/prepared_job.hpp"
 #include "ops/common/compatibility.hpp"
 
 namespace ringattn {
@@ -56,10 +56,10 @@ class Runner {
     std::optional<Error> agreed;  // agreed by the shape's ranks; the others don't know it yet
     if (part) {
       try {
-        PreparedFileJob prepared(input_of(shape), *part, options, shape.heads_at_a_time);
-        blocks_ = shape.op == Op::kDecode ? prepared.step().kv_splits
-                                          : static_cast<std::int64_t>(prepared.ring().plan.blocks.size());
-        if (shape.op != Op::kDecode) layout = prepared.ring().layout.queries;
+        PreparedJob prepared(input_of(shape), *part, options, shape.heads_at_a_time);
+        blocks_ =
+            shape.decoded ? prepared.step().kv_splits : static_cast<std::int64_t>(prepared.ring().plan.blocks.size());
+        if (!shape.decoded) layout = prepared.ring().layout.queries;
         result = prepared.compute();
       } catch (const AgreedError& error) {
         agreed = error;
@@ -73,7 +73,7 @@ class Runner {
       even.out = allocate_host(bytes(rows(), out_token_bytes(spec)));
       even.lse = allocate_host(bytes(rows(), lse_token_bytes(spec)));
     });
-    if (!layout) layout = shape.op == Op::kDecode ? row_layout(shape.ranks) : dealt_layout(shape, options);
+    if (!layout) layout = shape.decoded ? row_layout(shape.ranks) : dealt_layout(shape, options);
     const Layout from = widened(*layout, input_.job().batch, world_.size());
     reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_token_bytes(spec),
             collective_.timeouts().for_peer());
@@ -103,7 +103,7 @@ class Runner {
   static std::size_t bytes(std::int64_t count, std::int64_t each) { return static_cast<std::size_t>(count * each); }
 
   JobInput input_of(const Shape& shape) const {
-    if (shape.op == Op::kAttention) return input_.attended();
+    if (!shape.decoded) return input_.attended();
     return shape.page_size ? input_.decoded(*shape.page_size) : input_;
   }
 
@@ -150,11 +150,12 @@ std::vector<Shape> shapes_of(const ShapeRequest& request, const JobInput& input,
   for (const int ranks : request.ranks) {
     for (std::size_t i = 0; i < layouts.size(); ++i) {
       if (ranks == 1 && i > 0) break;  // one rank owns everything, whatever the layout
-      for (const std::int64_t block : blocks) shapes.push_back({input.op(), ranks, layouts[i], block});
+      for (const std::int64_t block : blocks) shapes.push_back({.ranks = ranks, .layout = layouts[i], .block = block});
     }
   }
-  if (input.op() == Op::kMla && input.form().form == MlaForm::kExpanded && job.spec.heads > 1) {
-    shapes.push_back({Op::kMla, request.ranks.back(), layouts.front(), blocks.front(), {}, 1});
+  if (input.mla() != nullptr && input.form().form == MlaForm::kExpanded && job.spec.heads > 1) {
+    shapes.push_back(
+        {.ranks = request.ranks.back(), .layout = layouts.front(), .block = blocks.front(), .heads_at_a_time = 1});
   }
   return shapes;
 }
@@ -169,13 +170,14 @@ std::vector<Shape> decode_shapes_of(const ShapeRequest& request, const JobInput&
   const std::int64_t own = input.pages() == nullptr ? 0 : input.pages()->page_size;
   std::vector<Shape> shapes;
   for (const int ranks : request.ranks) {
-    shapes.push_back({Op::kDecode, ranks});
+    shapes.push_back({.ranks = ranks, .decoded = true});
     const bool varied = ranks == request.ranks.front() || ranks == request.ranks.back();
     if (!varied) continue;
     for (const std::int64_t page_size : {0, 16, 64, 256}) {
-      if (page_size != own && !request.page_size) shapes.push_back({Op::kDecode, ranks, {}, 0, page_size});
+      if (page_size == own || request.page_size) continue;
+      shapes.push_back({.ranks = ranks, .decoded = true, .page_size = page_size});
     }
-    if (request.as_rows) shapes.push_back({Op::kAttention, ranks});
+    if (request.as_rows) shapes.push_back({.ranks = ranks});
   }
   return shapes;
 }

@@ -18,12 +18,12 @@
 namespace ringattn {
 
 struct Shape {
-  Op op = Op::kAttention;
   int ranks = 1;
-  LayoutRequest layout = {};                   // kAttention and kMla only
-  std::int64_t block = 0;                      // kAttention and kMla only: tokens; 0: chosen by the plan
-  std::optional<std::int64_t> page_size = {};  // kDecode only; 0: no pages; absent: as in the input
-  int heads_at_a_time = 0;                     // kMla, expanded, only; 0: the op's default
+  bool decoded = false;                        // computed as a decode step, not around the ring
+  LayoutRequest layout = {};                   // around the ring only
+  std::int64_t block = 0;                      // around the ring only: tokens; 0: chosen by the plan
+  std::optional<std::int64_t> page_size = {};  // decode steps only; 0: no pages; absent: as in the input
+  int heads_at_a_time = 0;                     // expanded MLA only; 0: the default of the op class
 };
 
 // The numbers of ranks, and the settings that are the same in every shape. Other settings are varied.

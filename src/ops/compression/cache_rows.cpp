@@ -88,7 +88,7 @@ CacheRows find_rows_of(const FileInput& input, int) {
 
 CacheRows find_rows_of(const SyntheticInput& input, int threads) {
   const auto job = std::make_shared<const JobInput>(input, Numerics{});
-  if (job->op() != Op::kAttention) {
+  if (job->mla() != nullptr || job->decodes()) {
     fail(ErrorCode::kUsage, {setting("op", op_name(job->op()))}, "keys and values in rows are compressed",
          {"Leave it out: ", setting("op", "attention"), "."});
   }

@@ -353,6 +353,7 @@ CausalConv1dBackward::~CausalConv1dBackward() = default;
 CausalConv1dBackward::CausalConv1dBackward(CausalConv1dBackward&&) noexcept = default;
 
 const CausalConv1dJob& CausalConv1dBackward::job() const { return impl_->job; }
+const CausalConv1dOptions& CausalConv1dBackward::options() const { return impl_->options; }
 const CausalConv1dChoice& CausalConv1dBackward::kernel() const { return impl_->choice; }
 Backend& CausalConv1dBackward::backend() { return *impl_->backend; }
 const Layout& CausalConv1dBackward::layout() const { return *impl_->layout; }

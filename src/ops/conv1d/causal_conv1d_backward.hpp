@@ -45,6 +45,7 @@ class CausalConv1dBackward {
   CausalConv1dBackward& operator=(CausalConv1dBackward&&) = delete;
 
   const CausalConv1dJob& job() const;
+  const CausalConv1dOptions& options() const;
   const CausalConv1dChoice& kernel() const;
   Backend& backend();
   const Layout& layout() const;

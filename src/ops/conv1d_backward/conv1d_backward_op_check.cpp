@@ -2,7 +2,6 @@
 // The checks of the convolution's gradients: against the fp64 oracle, against an earlier result, and in other worlds.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -17,7 +16,7 @@
 namespace ringattn {
 
 Check Conv1dBackwardOpJob::check_oracle(const Collective& collective, std::int64_t) {
-  const Conv1dBackwardAccuracy all = check_conv1d_gradients(collective, input_, *result_, options_.threads);
+  const Conv1dBackwardAccuracy all = check_conv1d_gradients(collective, input_, *result_, threads());
   Check check;
   check.passes = pass(all.gradients);
   check.rows = all.rows;
@@ -62,7 +61,7 @@ std::vector<ResultDigest> Conv1dBackwardOpJob::run_shape(const SsmShape& shape, 
   CausalConv1dOptions options = options_;
   if (shape.in_turn) options.runs = runs_in_turn(input_.job().lengths, shape.ranks);
   CausalConv1dBackward backward(input_.job(), part, options);
-  LoadedConv1dBackward loaded(input_, backward, own, std::max(1, options.threads));
+  LoadedConv1dBackward loaded(input_, backward, own);
   return digest_gradients(input_, loaded.fetch(loaded.run()), own);
 }
 

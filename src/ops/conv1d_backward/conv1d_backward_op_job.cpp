@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "attention/ring/warm_up.hpp"
@@ -75,16 +74,13 @@ PlanFigures Conv1dBackwardOpJob::plan(const Collective&) {
 
 void Conv1dBackwardOpJob::write_plan(JsonWriter& json) { write_memory(json, plan_->max_memory()); }
 
-std::vector<std::string> Conv1dBackwardOpJob::plan_lines(const PlanFigures& plan) {
-  std::string sent;
-  if (plan.bytes_moved > 0) {
-    sent = fmt::format("; {} of tokens around runs and of weights' gradients sent",
-                       format_bytes(static_cast<double>(plan.bytes_moved)));
-  }
-  return {fmt::format("ranks: {} of whole super-segments{}, {} planned for a rank",
-                      counted(static_cast<std::uint64_t>(plan.blocks), "run"), sent,
-                      format_bytes(static_cast<double>(plan.memory_per_rank)))};
+std::string Conv1dBackwardOpJob::sent_text(std::int64_t bytes) const {
+  return fmt::format("{} of tokens around runs and of weights' gradients sent",
+                     format_bytes(static_cast<double>(bytes)));
 }
+
+// x, dy and dx.
+double Conv1dBackwardOpJob::token_bytes() const { return 3.0 * static_cast<double>(conv1d_row_bytes(spec())); }
 
 RankFigures Conv1dBackwardOpJob::figures(const SsmStats& stats, std::int64_t tokens) const {
   RankFigures mine;
@@ -93,15 +89,6 @@ RankFigures Conv1dBackwardOpJob::figures(const SsmStats& stats, std::int64_t tok
   mine.memory_planned = plan_->max_memory().total();
   mine.tokens = tokens;
   mine.bytes_received = plan_->received[static_cast<std::size_t>(world_->rank())];
-  return mine;
-}
-
-RankFigures Conv1dBackwardOpJob::run(const ProgressCallback& on_progress) {
-  const Collective collective(*world_, Timeouts(options_.timeout_seconds));
-  LoadedConv1dBackward loaded(input_, *backward_, collective, options_.threads, on_progress);
-  result_ = loaded.fetch(loaded.run());
-  RankFigures mine = figures(result_->stats, result_->tokens());
-  mine.non_finite.q = result_->non_finite;
   return mine;
 }
 
@@ -184,20 +171,6 @@ BenchJob Conv1dBackwardOpJob::bench_job(std::string source) const {
   BenchJob result = SsmOpJob(input_.forward()).bench_job(std::move(source));
   result.op = std::string(kName);
   return result;
-}
-
-Measured Conv1dBackwardOpJob::measure(const MeasureRequest& request, const Collective& collective) {
-  LoadedConv1dBackward loaded(input_, *backward_, collective, options_.threads, request.on_progress);
-  SsmStats last;
-  const Samples samples = sample_ssm(
-      collective, {request.samples, request.on_progress}, [&] { return loaded.run(); }, last);
-  const Conv1dBackwardRankResult result = loaded.fetch(last);
-  // x, dy and dx.
-  const double bytes =
-      3.0 * static_cast<double>(input_.forward().job().tokens()) * static_cast<double>(conv1d_row_bytes(spec()));
-  return {{{false, samples, bytes}},
-          figures(last, result.tokens()),
-          digest_gradients(input_, result, collective).front().hex};
 }
 
 }  // namespace ringattn

@@ -20,8 +20,8 @@ std::unique_ptr<OpPlan> plan_conv1d_backward_worlds(const Conv1dBackwardInput& i
 std::vector<ResultDigest> digest_gradients(const Conv1dBackwardInput& input, const Conv1dBackwardRankResult& result,
                                            const Collective& collective);
 
-class Conv1dBackwardOpJob final
-    : public SsmGradientOpJob<Conv1dBackwardInput, CausalConv1dBackward, Conv1dBackwardRankResult> {
+class Conv1dBackwardOpJob final : public SsmGradientOpJob<Conv1dBackwardInput, CausalConv1dBackward,
+                                                          Conv1dBackwardRankResult, LoadedConv1dBackward> {
  public:
   using SsmGradientOpJob::SsmGradientOpJob;
 
@@ -37,12 +37,9 @@ class Conv1dBackwardOpJob final
     return plan_conv1d_backward_worlds(input_, request);
   }
   void prepare(Transport& world, const Options& options) override;
-  int threads() override { return options_.threads; }
   PlanFigures plan(const Collective& collective) override;
   void write_plan(JsonWriter& json) override;
-  std::vector<std::string> plan_lines(const PlanFigures& plan) override;
 
-  RankFigures run(const ProgressCallback& on_progress = {}) override;
   void write(const OutputRequest& output) override;
 
   bool measures_exposed_comm() const override { return false; }
@@ -51,11 +48,12 @@ class Conv1dBackwardOpJob final
   Check check_oracle(const Collective& collective, std::int64_t count) override;
   Golden golden() override;
   BenchJob bench_job(std::string source) const override;
-  Measured measure(const MeasureRequest& request, const Collective& collective) override;
 
  private:
   const CausalConv1dSpec& spec() const { return input_.spec(); }
-  RankFigures figures(const SsmStats& stats, std::int64_t tokens) const;
+  std::string sent_text(std::int64_t bytes) const override;
+  RankFigures figures(const SsmStats& stats, std::int64_t tokens) const override;
+  double token_bytes() const override;
   RowGrid halos_grid() const;
   std::vector<OutputTensor> gradients() const override;
   std::string first_difference(const Collective& collective) override;

@@ -31,10 +31,9 @@ TensorView Conv1dBackwardRankResult::dinitial_view(const CausalConv1dSpec& spec)
 }
 
 LoadedConv1dBackward::LoadedConv1dBackward(const Conv1dBackwardInput& input, CausalConv1dBackward& backward,
-                                           const Collective& collective, int threads,
-                                           const ProgressCallback& on_progress)
+                                           const Collective& collective, const ProgressCallback& on_progress)
     : input_(input), backward_(backward), collective_(collective), marks_(backward.backend().make_events(2, true)) {
-  collective_.run_collectively([&] { load(threads, on_progress); });
+  collective_.run_collectively([&] { load(on_progress); });
 }
 
 const std::byte* LoadedConv1dBackward::load_bytes(std::span<const std::byte> bytes) {
@@ -44,7 +43,8 @@ const std::byte* LoadedConv1dBackward::load_bytes(std::span<const std::byte> byt
   return buffers_.back().data();
 }
 
-void LoadedConv1dBackward::load(int threads, const ProgressCallback& on_progress) {
+void LoadedConv1dBackward::load(const ProgressCallback& on_progress) {
+  const int threads = backward_.options().threads;
   const CausalConv1dJob& job = input_.job();
   const CausalConv1dSpec& spec = job.spec;
   const SsmInput& forward = input_.forward();

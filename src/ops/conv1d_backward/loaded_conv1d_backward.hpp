@@ -38,7 +38,7 @@ class LoadedConv1dBackward {
  public:
   // Allocates everything and reads the rows.
   LoadedConv1dBackward(const Conv1dBackwardInput& input, CausalConv1dBackward& backward, const Collective& collective,
-                       int threads, const ProgressCallback& on_progress = {});
+                       const ProgressCallback& on_progress = {});
 
   // Starts on all ranks at once and returns when all are done.
   SsmStats run();
@@ -46,7 +46,7 @@ class LoadedConv1dBackward {
   Conv1dBackwardRankResult fetch(const SsmStats& stats);
 
  private:
-  void load(int threads, const ProgressCallback& on_progress);
+  void load(const ProgressCallback& on_progress);
   const std::byte* load_bytes(std::span<const std::byte> bytes);
 
   const Conv1dBackwardInput& input_;

@@ -47,7 +47,7 @@ std::vector<std::string> summary_cells(const JobInput& input, const DecodePlanSu
 void write_row(JsonWriter& json, const JobInput& input, const DecodePlanSummary& step, std::int64_t world,
                std::optional<double> seconds) {
   json.begin_object().member("world", world).member("tokens", input.job().batch.q_tokens());
-  if (input.op() == Op::kMla) json.member("form", form_name(input.form().form));
+  if (input.mla() != nullptr) json.member("form", form_name(input.form().form));
   json.member("keys", input.job().batch.k_tokens()).member("page_size", step.job.page_size);
   json.member("layout", deal_name(step.deal)).member("stripe", step.kv_split_keys).member("kv_splits", step.kv_splits);
   json.member("bytes_per_rank", most(step.received)).member("bytes_moved", step.bytes_moved());
@@ -91,7 +91,7 @@ class DecodePlan final : public OpPlan {
   }
   bool estimates_time() const override { return choice_.row->spec_flops_per_second != nullptr; }
   std::string length_text() const override {
-    if (input_.op() != Op::kMla) return {};
+    if (input_.mla() == nullptr) return {};
     return fmt::format("{} keys, {}", input_.job().batch.k_tokens(), form_text(input_));
   }
   std::vector<Cell> columns() const override {

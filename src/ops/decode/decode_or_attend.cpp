@@ -34,7 +34,7 @@ const AttentionRow* attention_row_of(const AttentionSpec& spec, const KernelRequ
 std::string why_no_cache(const JobInput& input, const KernelRequest& request, KernelScope scope) {
   std::string_view attends;
   try {
-    attends = choose_mla_kernels(input.latent().spec, MlaForm::kAbsorbed, request, scope).attention.row->backend;
+    attends = choose_mla_kernels(input.mla()->spec, MlaForm::kAbsorbed, request, scope).attention.row->backend;
   } catch (const Error&) {
     return {};  // it can't be computed as rows
   }
@@ -54,7 +54,7 @@ std::string why_not_decoded(const JobInput& input, const KernelRequest& request,
   // If a named kernel can't run on this machine, the op refuses it later.
   const KernelScope where = request.kernel == "auto" ? scope : KernelScope::kAnyMachine;
   if (input.makes_cache()) return why_no_cache(input, request, where);
-  if (input.op() != Op::kDecode) return {};
+  if (input.mla() != nullptr || !input.decodes()) return {};
   const Job& job = input.job();
   const AttentionRow* const attention = attention_row_of(job.spec, request, where);
   if (attention == nullptr) return {};

@@ -36,8 +36,8 @@ DecodePlanSummary summarize_decode_plan(const JobInput& input, const DecodeKerne
   kernel.check(largest_rank_job(summary.job, ranks).limits, summary.deal.kv_splits);
   summary.kv_splits = splits_per_partition(limits.keys, 1, summary.kv_split_keys);
   summary.memory = decode_memory(summary.job, kernel, ranks);
-  if (input.op() == Op::kMla) {
-    summary.memory = mla_decode_memory(summary.memory, input.latent().spec, limits, gemms);
+  if (const MlaJob* const mla = input.mla()) {
+    summary.memory = mla_decode_memory(summary.memory, mla->spec, limits, gemms);
   }
   summary.bytes_read = decode_bytes(input, kernel, format);
   const AttentionSpec& spec = summary.job.spec;

@@ -7,7 +7,7 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/tokens/cost.hpp"
 #include "kernels/decode/decode_block_mask.hpp"
-#include "ops/attention_jobs/file_job.hpp"
+#include "ops/attention_jobs/prepared_job.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/common/staging.hpp"
 #include "ops/decode/decode_inputs.hpp"
@@ -54,9 +54,8 @@ GrowingDecode::GrowingDecode(const JobInput& input, std::int64_t rows, const Job
                              const Collective& collective)
     : input_(input), rows_(rows), collective_(collective) {
   const DecodeJob job = job_of(options, world);
-  if (input.op() == Op::kMla) {
-    latents_.emplace(MlaDecodeJob{input.latent().spec, job.limits, job.page_size, job.pages}, world,
-                     checking_options(options));
+  if (const MlaJob* const mla = input.mla()) {
+    latents_.emplace(MlaDecodeJob{mla->spec, job.limits, job.page_size, job.pages}, world, checking_options(options));
   } else {
     decode_.emplace(job, world, checking_options(options));
   }
@@ -104,7 +103,7 @@ void GrowingDecode::load() {
     return view;
   };
   if (latents_) {
-    const MlaSpec& latent = input_.latent().spec;
+    const MlaSpec& latent = input_.mla()->spec;
     q_view_ = fill(SyntheticTensor::kQ, queries, spec.heads, spec.head_dim, q_);
     k_view_ = fill(SyntheticTensor::kLatent, keys, 1, latent.latent_dim, k_);
     v_view_ = fill(SyntheticTensor::kKeyRope, keys, 1, latent.rope_dim, v_);

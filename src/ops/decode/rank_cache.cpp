@@ -142,7 +142,7 @@ RankCache paged_share(const PageTable& table, const Batch& batch, const Holding&
 }  // namespace
 
 DecodeSpec decode_spec(const JobInput& input) {
-  if (input.op() == Op::kMla) return {absorbed_spec(input.latent().spec), true};
+  if (const MlaJob* const mla = input.mla()) return {absorbed_spec(mla->spec), true};
   return {input.job().spec, false};
 }
 
@@ -150,17 +150,13 @@ DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, 
   const DecodeSpec plain = decode_spec(input);
   if (plain.attention.block_mask.any() && ranks > 1) return plain;
   DecodeSpec stored = plain;
-  if (input.op() == Op::kMla) {
-    stored.format.k = input.latent().format;
-  } else {
-    stored.format = input.job().format;
-  }
+  stored.format = input.mla() != nullptr ? CacheFormat{input.mla()->format, {}} : input.job().format;
   return row.missing(stored).empty() ? stored : plain;
 }
 
 SharedPrefixPages shared_prefixes(const JobInput& input, int key_tile) {
   constexpr std::size_t kMostPrefixes = 256;  // the number that every kernel supports
-  if (input.pages() == nullptr || input.op() == Op::kMla) return {};
+  if (input.pages() == nullptr || input.mla() != nullptr) return {};
   return shared_prefix_pages(*input.pages(), input.job().batch, key_tile, kMostPrefixes);
 }
 

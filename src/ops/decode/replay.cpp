@@ -184,7 +184,7 @@ class Replayer {
 
 void check_replayable(const JobInput& input) {
   const Job& job = input.job();
-  if (input.op() == Op::kMla && input.form().form == MlaForm::kExpanded) {
+  if (input.mla() != nullptr && input.form().form == MlaForm::kExpanded) {
     fail(ErrorCode::kUsage,
          fmt::format("a job of the expanded form ({}) is to be decoded row by row", input.form().reason),
          "decode steps use the absorbed form, and rows of the expanded form have other bits",
@@ -250,13 +250,13 @@ void check_replay_kernel(const KernelEntry& prefill, const DecodeSpec& spec, con
 
 void replay_rows(const JobInput& input, const Options& options, std::int64_t rows,
                  std::span<const std::int64_t> page_sizes, Transport& world, const ProgressCallback& on_progress,
-                 const std::function<void(PreparedFileJob&, const RankResult&)>& prefilled,
+                 const std::function<void(PreparedJob&, const RankResult&)>& prefilled,
                  const std::function<void(const ReplayResult&)>& done) {
   check_replayable(input);
   const Replayer replayer(input, options, rows, world);
   std::optional<HostRows> expected;
   {
-    PreparedFileJob prefill(input.attended(), world, options);
+    PreparedJob prefill(input.attended(), world, options);
     Collective(world, Timeouts(options.timeout_seconds)).run_collectively([&] {
       check_replay_kernel(prefill.kernel(), decode_spec(input), compatible_request(options.kernel, world));
     });

@@ -12,8 +12,8 @@
 #include "kernels/common/registry.hpp"
 #include "kernels/decode/decode.hpp"
 #include "ops/attention/attention.hpp"
-#include "ops/attention_jobs/file_job.hpp"
 #include "ops/attention_jobs/job_input.hpp"
+#include "ops/attention_jobs/prepared_job.hpp"
 #include "ops/common/difference.hpp"
 
 namespace ringattn {
@@ -39,7 +39,7 @@ void check_replay_kernel(const KernelEntry& prefill, const DecodeSpec& spec, con
 // with each result. Collective. Throws the errors of the two ops and of the checks above.
 void replay_rows(const JobInput& input, const Options& options, std::int64_t rows,
                  std::span<const std::int64_t> page_sizes, Transport& world, const ProgressCallback& on_progress,
-                 const std::function<void(PreparedFileJob&, const RankResult&)>& prefilled,
+                 const std::function<void(PreparedJob&, const RankResult&)>& prefilled,
                  const std::function<void(const ReplayResult&)>& done);
 
 }  // namespace ringattn

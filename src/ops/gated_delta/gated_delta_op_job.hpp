@@ -10,6 +10,7 @@
 #include "ops/gated_delta/gated_delta_input.hpp"
 #include "ops/gated_delta/loaded_gated_delta.hpp"
 #include "ops/jobs/op_job.hpp"
+#include "ops/ssm/ssm_shapes.hpp"
 
 namespace ringattn {
 
@@ -74,15 +75,8 @@ class GatedDeltaOpJob final : public OpJob {
     TensorSource out;
     std::optional<TensorSource> states;
   };
-  // A number of ranks, whose segments are adjacent or dealt in turn. Resumed: long sequences are computed up to a
-  // segment in their middle, and then from the states there.
-  struct Variant {
-    int ranks = 1;
-    bool in_turn = false;
-    bool resumed = false;
-  };
 
-  GatedDeltaResult run_variant(const Variant& variant, Transport& world, std::int64_t& moved) const;
+  GatedDeltaResult run_variant(const SsmShape& variant, Transport& world, std::int64_t& moved) const;
   RankFigures figures(const GatedDeltaResult& result);
   std::vector<ResultDigest> digests_of(const GatedDeltaResult& result, const Collective& collective) const;
   RowGrid states_grid() const;
@@ -94,7 +88,7 @@ class GatedDeltaOpJob final : public OpJob {
   std::optional<GatedDeltaResult> result_;
   std::vector<ResultDigest> digests_;
   std::optional<Earlier> earlier_;
-  std::vector<Variant> variants_;
+  std::vector<SsmShape> variants_;
   SsmOptions variant_options_;
   double variant_seconds_ = 0.0;  // estimated, on one rank
 };

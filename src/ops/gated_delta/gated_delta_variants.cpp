@@ -44,18 +44,9 @@ Buffer states_between(const GatedDeltaResult& result, const GatedDelta& before, 
 }  // namespace
 
 VariantTable GatedDeltaOpJob::list_variants(const VariantRequest& request, const Options& options) {
-  std::int64_t segments = 0;
-  for (const std::int64_t length : input_.job().lengths) segments += (length + kSegmentTokens - 1) / kSegmentTokens;
-  variants_.clear();
-  for (const int ranks : request.ranks) {
-    variants_.push_back({ranks, false, false});
-    if (ranks > 1 && segments > ranks) variants_.push_back({ranks, true, false});
-  }
+  variants_ = ssm_shapes(request.ranks, input_.job().lengths, kSegmentTokens);
   VariantTable table;
-  if (std::ranges::max(input_.job().lengths) > kSegmentTokens) {
-    variants_.push_back({request.ranks.front(), false, true});
-    if (request.ranks.back() != request.ranks.front()) variants_.push_back({request.ranks.back(), false, true});
-  } else {
+  if (!variants_.back().resumed) {
     table.notes.push_back(
         fmt::format("no sequence is longer than a segment of {} tokens, so none is cut and resumed", kSegmentTokens));
   }
@@ -69,7 +60,7 @@ VariantTable GatedDeltaOpJob::list_variants(const VariantRequest& request, const
 }
 
 // `moved`: states that this rank received from others, in the op.
-GatedDeltaResult GatedDeltaOpJob::run_variant(const Variant& variant, Transport& world, std::int64_t& moved) const {
+GatedDeltaResult GatedDeltaOpJob::run_variant(const SsmShape& variant, Transport& world, std::int64_t& moved) const {
   SsmOptions options = variant_options_;
   if (variant.in_turn) options.runs = runs_in_turn(input_.job().lengths, variant.ranks, kSegmentTokens);
   const Collective ranks(world, Timeouts(options.timeout_seconds));
@@ -112,7 +103,7 @@ void GatedDeltaOpJob::run_variants(Transport& world, const VariantDone& done) {
   };
   const Collective everybody(world, Timeouts(variant_options_.timeout_seconds));
   std::optional<DeltaDigests> first;
-  for (const Variant& variant : variants_) {
+  for (const SsmShape& variant : variants_) {
     const std::unique_ptr<Transport> part = world.split_world(variant.ranks, everybody.timeouts().for_peer());
     DeltaDigests mine;
     everybody.run_collectively(

@@ -12,7 +12,7 @@ namespace ringattn {
 
 std::int64_t load_fp8_latents(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
                               int threads) {
-  const MlaSpec& spec = input.latent().spec;
+  const MlaSpec& spec = input.mla()->spec;
   const std::int64_t bytes = latent_row_bytes(spec);
   auto* const packed = static_cast<std::byte*>(rows.data);
   input.read_fp8_latents(runs, {packed, static_cast<std::size_t>(rows.tokens * bytes)}, threads);

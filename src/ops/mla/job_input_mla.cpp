@@ -13,7 +13,6 @@ namespace ringattn {
 
 // Numerics are set later.
 void JobInput::take_latents(const MlaSpec& spec) {
-  op_ = Op::kMla;
   latent_.emplace(MlaJob{spec, {}, {}});
   job_.spec = expanded_spec(spec, spec.heads);
 }
@@ -62,13 +61,13 @@ void JobInput::take_form(std::optional<MlaForm> form) {
   form_ = choose_form(*latent_);
   latent_->form = form_.form;
   // In the expanded form, and if queries are not the last tokens, rows are computed as a prefill.
-  decodes_mla_ = form_.form == MlaForm::kAbsorbed && are_decode_steps(latent_->batch.sequences) &&
-                 queries_end_keys(latent_->batch.sequences);
+  decodes_ = form_.form == MlaForm::kAbsorbed && are_decode_steps(latent_->batch.sequences) &&
+             queries_end_keys(latent_->batch.sequences);
   in_rows_ = pages() == nullptr;
   if (!makes_cache() || are_equally_long(latent_->batch.sequences)) return;
   dealt_ = pages_of_unequal(job_.batch);
   if (dealt_ != nullptr) return;
-  decodes_mla_ = false;
+  decodes_ = false;
   not_decoded_reason_ = "the block table of sequences of such unlike lengths would have too many entries";
 }
 

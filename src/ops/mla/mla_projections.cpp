@@ -8,7 +8,7 @@ namespace ringattn {
 namespace {
 
 GemmWeights read_matrices(const JobInput& input, SyntheticTensor tensor, int dim_n, int threads, Buffer& buffer) {
-  const MlaSpec& spec = input.latent().spec;
+  const MlaSpec& spec = input.mla()->spec;
   const PackedRun heads[] = {{0, spec.heads}};
   buffer = allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(dim_n) *
                          static_cast<std::size_t>(spec.latent_dim) * size_of(spec.dtype));
@@ -21,8 +21,8 @@ GemmWeights read_matrices(const JobInput& input, SyntheticTensor tensor, int dim
 }  // namespace
 
 LoadedMlaProjections::LoadedMlaProjections(const JobInput& input, int threads) {
-  matrices.spec = input.latent().spec;
-  matrices.form = *input.latent().form;
+  matrices.spec = input.mla()->spec;
+  matrices.form = *input.mla()->form;
   const MlaSpec& spec = matrices.spec;
   if (!spec.q_in_latent) {
     matrices.w_uk = read_matrices(input, SyntheticTensor::kWeightKeys, spec.head_dim, threads, keys);
@@ -50,10 +50,10 @@ std::vector<bool> non_finite_values(const MlaProjections& matrices, int head) {
 void read_latent_keys(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
                       int threads) {
   MutableTensorView part = rows;
-  part.dim = input.latent().spec.latent_dim;
+  part.dim = input.mla()->spec.latent_dim;
   input.read(SyntheticTensor::kLatent, runs, part, threads);
   part.data = part.at(0, 0) + static_cast<std::size_t>(part.dim) * size_of(rows.dtype);
-  part.dim = input.latent().spec.rope_dim;
+  part.dim = input.mla()->spec.rope_dim;
   input.read(SyntheticTensor::kKeyRope, runs, part, threads);
 }
 

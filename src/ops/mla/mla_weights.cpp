@@ -9,7 +9,7 @@
 namespace ringattn {
 
 MlaWeights load_mla_weights(const JobInput& input, Backend& backend, const Collective& collective, int threads) {
-  const MlaSpec& spec = input.latent().spec;
+  const MlaSpec& spec = input.mla()->spec;
   const PackedRun heads[] = {{0, spec.heads}};
   MlaWeights weights;
   const auto load = [&](SyntheticTensor tensor, int dim_n, Buffer& buffer) {

@@ -88,17 +88,13 @@ PlanFigures SsdBackwardOpJob::plan(const Collective& collective) {
 
 void SsdBackwardOpJob::write_plan(JsonWriter& json) { write_memory(json, backward_->memory()); }
 
-std::vector<std::string> SsdBackwardOpJob::plan_lines(const PlanFigures& plan) {
-  std::string sent;
-  if (plan.bytes_moved > 0) {
-    const std::int64_t states = plan.bytes_moved / state_bytes(spec());  // half of them are gradients of states
-    sent = fmt::format("; {} and their gradients, {} sent", counted(static_cast<std::uint64_t>(states / 2), "state"),
-                       format_bytes(static_cast<double>(plan.bytes_moved)));
-  }
-  return {fmt::format("ranks: {} of whole super-segments{}, {} planned for a rank",
-                      counted(static_cast<std::uint64_t>(plan.blocks), "run"), sent,
-                      format_bytes(static_cast<double>(plan.memory_per_rank)))};
+std::string SsdBackwardOpJob::sent_text(std::int64_t bytes) const {
+  const std::int64_t states = bytes / state_bytes(spec());  // half of them are gradients of states
+  return fmt::format("{} and their gradients, {} sent", counted(static_cast<std::uint64_t>(states / 2), "state"),
+                     format_bytes(static_cast<double>(bytes)));
 }
+
+double SsdBackwardOpJob::token_bytes() const { return static_cast<double>(ssd_backward_token_bytes(input_.job())); }
 
 RankFigures SsdBackwardOpJob::figures(const SsmStats& stats, std::int64_t tokens) const {
   RankFigures mine;
@@ -108,15 +104,6 @@ RankFigures SsdBackwardOpJob::figures(const SsmStats& stats, std::int64_t tokens
   mine.memory_planned = backward_->memory().total();
   mine.tokens = tokens;
   mine.bytes_received = backward_->bytes_received();
-  return mine;
-}
-
-RankFigures SsdBackwardOpJob::run(const ProgressCallback& on_progress) {
-  const Collective collective(*world_, Timeouts(backward_->options().timeout_seconds));
-  LoadedSsdBackward loaded(input_, *backward_, collective, on_progress);
-  result_ = loaded.fetch(loaded.run());
-  RankFigures mine = figures(result_->stats, result_->tokens());
-  mine.non_finite.q = result_->non_finite;
   return mine;
 }
 
@@ -223,19 +210,6 @@ BenchJob SsdBackwardOpJob::bench_job(std::string source) const {
     result.members.emplace_back("gradients", std::string(dtype_name(input_.job().gradients)));
   }
   return result;
-}
-
-Measured SsdBackwardOpJob::measure(const MeasureRequest& request, const Collective& collective) {
-  LoadedSsdBackward loaded(input_, *backward_, collective, request.on_progress);
-  SsmStats last;
-  const Samples samples = sample_ssm(
-      collective, {request.samples, request.on_progress}, [&] { return loaded.run(); }, last);
-  const SsdBackwardRankResult result = loaded.fetch(last);
-  const SsmJob& job = input_.job().forward;
-  const double bytes = static_cast<double>(job.tokens()) * static_cast<double>(ssd_backward_token_bytes(input_.job()));
-  return {{{false, samples, bytes}},
-          figures(last, result.tokens()),
-          digest_gradients(input_, result, collective).front().hex};
 }
 
 }  // namespace ringattn

@@ -18,7 +18,8 @@ std::unique_ptr<OpPlan> plan_ssd_backward_worlds(const SsdBackwardInput& input, 
 std::vector<ResultDigest> digest_gradients(const SsdBackwardInput& input, const SsdBackwardRankResult& result,
                                            const Collective& collective);
 
-class SsdBackwardOpJob final : public SsmGradientOpJob<SsdBackwardInput, SsdBackward, SsdBackwardRankResult> {
+class SsdBackwardOpJob final
+    : public SsmGradientOpJob<SsdBackwardInput, SsdBackward, SsdBackwardRankResult, LoadedSsdBackward> {
  public:
   using SsmGradientOpJob::SsmGradientOpJob;
 
@@ -34,12 +35,9 @@ class SsdBackwardOpJob final : public SsmGradientOpJob<SsdBackwardInput, SsdBack
     return plan_ssd_backward_worlds(input_, request);
   }
   void prepare(Transport& world, const Options& options) override;
-  int threads() override { return backward_->options().threads; }
   PlanFigures plan(const Collective& collective) override;
   void write_plan(JsonWriter& json) override;
-  std::vector<std::string> plan_lines(const PlanFigures& plan) override;
 
-  RankFigures run(const ProgressCallback& on_progress = {}) override;
   void write(const OutputRequest& output) override;
 
   bool measures_exposed_comm() const override { return true; }
@@ -48,11 +46,12 @@ class SsdBackwardOpJob final : public SsmGradientOpJob<SsdBackwardInput, SsdBack
   Check check_oracle(const Collective& collective, std::int64_t count) override;
   Golden golden() override;
   BenchJob bench_job(std::string source) const override;
-  Measured measure(const MeasureRequest& request, const Collective& collective) override;
 
  private:
   const SsmSpec& spec() const { return input_.job().forward.spec; }
-  RankFigures figures(const SsmStats& stats, std::int64_t tokens) const;
+  std::string sent_text(std::int64_t bytes) const override;
+  RankFigures figures(const SsmStats& stats, std::int64_t tokens) const override;
+  double token_bytes() const override;
   // [sequences, heads, head_dim · state_dim] of dinitial_states
   RowGrid states_grid() const;
   std::vector<OutputTensor> gradients() const override;

@@ -3,9 +3,11 @@
 
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "attention/tokens/ssm_layout.hpp"
 #include "base/failpoint.hpp"
+#include "ops/common/digest.hpp"
 #include "ops/common/non_finite.hpp"
 #include "ops/common/staging.hpp"
 
@@ -190,6 +192,27 @@ SsmRankResult LoadedSsm::fetch(const SsmStats& stats) {
     if (input_.job().final_halos) result_.halos = channels_first(result_.halos, *input_.job().convolution);
   });
   return std::move(result_);
+}
+
+PreparedSsm::PreparedSsm(SsmInput input, Transport& transport, SsmOptions options)
+    : collective_(transport, Timeouts(options.timeout_seconds)),
+      input_(std::move(input)),
+      ssm_(input_.job(), transport, std::move(options)) {}
+
+SsmRankResult PreparedSsm::compute(const ProgressCallback& on_progress) {
+  LoadedSsm loaded(input_, ssm_, collective_, on_progress);
+  return loaded.fetch(loaded.run());
+}
+
+SsmDigests digest_ssm(const SsmInput& input, const SsmRankResult& result, const Collective& collective) {
+  const SsmJob& job = input.job();
+  SsmDigests digests;
+  digests.y = digest(collective, result.y_view(job.spec), result.runs, job.tokens());
+  if (job.final_states || (job.conv1d_only && job.final_halos)) {
+    digests.final_states =
+        digest(collective, result.carried_view(job), result.sequences, static_cast<std::int64_t>(job.lengths.size()));
+  }
+  return digests;
 }
 
 }  // namespace ringattn

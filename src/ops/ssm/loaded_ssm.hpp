@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "attention/tokens/packed_run.hpp"
@@ -68,6 +69,34 @@ class LoadedSsm {
   SsmOutputs outputs_;
   const float* states_before_ = nullptr;  // for an update, which works in place
 };
+
+// An input on which the ranks have agreed, and the op class that computes it. All calls are collective; the transport
+// outlives the object.
+class PreparedSsm {
+ public:
+  PreparedSsm(SsmInput input, Transport& transport, SsmOptions options);
+
+  Ssm& ssm() { return ssm_; }
+  const Ssm& ssm() const { return ssm_; }
+  const Collective& collective() const { return collective_; }
+  // Reads the input, computes, and copies the result to host memory.
+  SsmRankResult compute(const ProgressCallback& on_progress = {});
+
+ private:
+  Collective collective_;
+  SsmInput input_;
+  Ssm ssm_;
+};
+
+// Digests of y and of the final states, or of a convolution's final halos, whose sequences count as tokens
+// (ops/common/digest.hpp). Empty if a result was not requested.
+struct SsmDigests {
+  std::string y;
+  std::string final_states;
+};
+
+// Collective.
+SsmDigests digest_ssm(const SsmInput& input, const SsmRankResult& result, const Collective& collective);
 
 // Transposes halos from [sequences, width − 1, channels] to [sequences, channels, width − 1], as in files.
 Buffer channels_first(const Buffer& halos, const CausalConv1dSpec& spec);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/json_writer.hpp"
+#include "base/size.hpp"
 #include "io/safetensors_file.hpp"
 #include "ops/common/difference.hpp"
 #include "ops/common/output_tensor.hpp"
@@ -21,13 +22,40 @@
 
 namespace ringattn {
 
-// Input: its forward() is a SsmInput.
-template <class Input, class Backward, class Result>
+// Input: its forward() is a SsmInput. Loaded: a rank's rows, Loaded(Input, Backward, Collective, ProgressCallback),
+// whose run() gives SsmStats, and fetch() the Result.
+template <class Input, class Backward, class Result, class Loaded>
 class SsmGradientOpJob : public GradientOpJob<Input, Backward, Result> {
  public:
   using GradientOpJob<Input, Backward, Result>::GradientOpJob;
 
+  int threads() final { return this->backward_->options().threads; }
+  std::vector<std::string> plan_lines(const PlanFigures& plan) final {
+    return {fmt::format("ranks: {} of whole super-segments{}, {} planned for a rank",
+                        counted(static_cast<std::uint64_t>(plan.blocks), "run"),
+                        plan.bytes_moved > 0 ? "; " + sent_text(plan.bytes_moved) : "",
+                        format_bytes(static_cast<double>(plan.memory_per_rank)))};
+  }
   std::vector<std::string> plan_details() final { return {}; }
+  RankFigures run(const ProgressCallback& on_progress = {}) final {
+    const Collective collective(*this->world_, Timeouts(this->backward_->options().timeout_seconds));
+    Loaded loaded(this->input_, *this->backward_, collective, on_progress);
+    this->result_ = loaded.fetch(loaded.run());
+    RankFigures mine = figures(this->result_->stats, this->result_->tokens());
+    mine.non_finite.q = this->result_->non_finite;
+    return mine;
+  }
+  Measured measure(const MeasureRequest& request, const Collective& collective) final {
+    Loaded loaded(this->input_, *this->backward_, collective, request.on_progress);
+    SsmStats last;
+    const Samples samples = sample_ssm(
+        collective, {request.samples, request.on_progress}, [&] { return loaded.run(); }, last);
+    const Result result = loaded.fetch(last);
+    const double bytes = token_bytes() * static_cast<double>(this->input_.forward().job().tokens());
+    return {{{false, samples, bytes}},
+            figures(last, result.tokens()),
+            digest_gradients(this->input_, result, collective).front().hex};
+  }
   std::vector<std::string_view> lanes() const final { return {"compute"}; }
   std::vector<TraceEvent> timeline() const final { return {}; }
   void write_non_finite(JsonWriter& json, const NonFinite& total) const final {
@@ -47,7 +75,7 @@ class SsmGradientOpJob : public GradientOpJob<Input, Backward, Result> {
   Check check_earlier(const Collective& collective) final { return this->earlier_check(first_difference(collective)); }
 
   VariantTable list_variants(const VariantRequest& request, const Options& options) final {
-    shapes_ = ssm_shapes(request.ranks, this->input_.forward());
+    shapes_ = ssm_shapes(request.ranks, this->input_.forward().job().lengths);
     std::erase_if(shapes_, [](const SsmShape& shape) { return shape.resumed; });
     timeout_seconds_ = options.timeout_seconds;
     shape_seconds_ = keep_for_shapes(options);
@@ -81,6 +109,12 @@ class SsmGradientOpJob : public GradientOpJob<Input, Backward, Result> {
   }
 
  protected:
+  // "3 states and their gradients, 1.5 MiB sent"
+  virtual std::string sent_text(std::int64_t bytes) const = 0;
+  // `tokens`: those of this rank.
+  virtual RankFigures figures(const SsmStats& stats, std::int64_t tokens) const = 0;
+  // Bytes read and written per token.
+  virtual double token_bytes() const = 0;
   // All gradients of an output file, with that of the rows first.
   virtual std::vector<OutputTensor> gradients() const = 0;
   // A description of the first difference of the result from the earlier one; empty if there is none. Collective.

@@ -85,7 +85,7 @@ Check SsmOpJob::check_earlier(const Collective& collective) {
 }
 
 VariantTable SsmOpJob::list_variants(const VariantRequest& request, const Options& options) {
-  shapes_ = ssm_shapes(request.ranks, input_);
+  shapes_ = ssm_shapes(request.ranks, input_.job().lengths);
   shape_options_ = ssm_options(options);
   shape_seconds_ = prepared_->ssm().estimated_seconds() * prepared_->ssm().layout().world();
   prepared_.reset();

@@ -9,8 +9,10 @@
 
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
+#include "base/failpoint.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
+#include "ops/attention_jobs/output.hpp"
 #include "ops/jobs/model_comparison.hpp"
 
 namespace ringattn {
@@ -153,19 +155,57 @@ RankFigures SsmOpJob::figures(const SsmRankResult& result) {
 }
 
 RankFigures SsmOpJob::run(const ProgressCallback& on_progress) {
-  result_ = SsmFileResult{prepared_->compute(on_progress), {}};
-  return figures(result_->rank);
+  result_ = prepared_->compute(on_progress);
+  return figures(result());
 }
 
 std::vector<ResultDigest> SsmOpJob::digests(const Collective& collective) {
-  result_->digests = digest_ssm(input_, result_->rank, collective);
-  return {{"out", std::string(rows_name(input_.job().spec)), result_->digests.y},
+  digests_ = digest_ssm(input_, result(), collective);
+  return {{"out", std::string(rows_name(input_.job().spec)), digests_.y},
           {"lse", "lse", ""},
-          {"final_states", std::string(carried_name(input_.job())), result_->digests.final_states}};
+          {"final_states", std::string(carried_name(input_.job())), digests_.final_states}};
 }
 
 void SsmOpJob::write(const OutputRequest& output) {
-  prepared_->write(*result_, output.path, output.replace, output.metadata);
+  const SsmJob& job = input_.job();
+  const SsmSpec& spec = job.spec;
+  FileMetadata metadata = output_metadata(kernel(), identity_of(kernel(), backend()), {digests_.y, {}});
+  std::erase_if(metadata, [](const auto& entry) { return entry.first == "digest.lse"; });
+  metadata.emplace_back("op", std::string(op()));
+  if (!digests_.final_states.empty()) {
+    metadata.emplace_back(fmt::format("digest.{}", carried_name(job)), digests_.final_states);
+  }
+  const auto note = [&](const char* name, int value) { metadata.emplace_back(name, fmt::format("{}", value)); };
+  if (job.conv1d_only) {
+    note("channels", job.convolution->channels);
+    note("width", job.convolution->width);
+  } else {
+    note("heads", spec.heads);
+    note("head_dim", spec.head_dim);
+    note("state_dim", spec.state_dim);
+    note("groups", spec.groups);
+  }
+  metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
+  const std::string rows(rows_name(spec));
+  std::vector<OutputTensor> tensors{{rows, file_dtype(spec.dtype), input_.y_shape()}};
+  if (job.final_states) tensors.push_back({"final_states", FileDtype::kF32, input_.states_shape()});
+  if (job.final_halos) tensors.push_back({"final_conv_state", file_dtype(spec.dtype), input_.halos_shape()});
+  const auto write = [&](SafetensorsWriter& writer) {
+    writer.write_rows(rows, input_.y_grid(), result().runs, result().y_view(spec));
+    failpoint("writing");
+    const auto sequences = static_cast<std::int64_t>(job.lengths.size());
+    if (job.final_states) {
+      const RowGrid grid{AxisOrder::kThd, 1, sequences, spec.heads, std::int64_t{spec.head_dim} * spec.state_dim};
+      writer.write_rows("final_states", grid, result().sequences, result().carried_view(job));
+    }
+    if (!job.final_halos) return;
+    const CausalConv1dSpec& convolution = *job.convolution;
+    const RowGrid grid{AxisOrder::kThd, 1, sequences, convolution.channels, convolution.halo_tokens()};
+    writer.write_rows("final_conv_state", grid, result().sequences,
+                      dense_view(static_cast<const void*>(result().halos.data()), convolution.dtype,
+                                 total_tokens(result().sequences), convolution.channels, convolution.halo_tokens()));
+  };
+  write_collectively(prepared_->collective(), tensors, metadata, output.path, output.replace, write);
 }
 
 std::vector<Cell> SsmOpJob::columns(const Totals& totals) const {
@@ -305,7 +345,7 @@ Measured SsmOpJob::measure(const MeasureRequest& request, const Collective& coll
 
 std::vector<TraceEvent> SsmOpJob::timeline() const {
   std::vector<TraceEvent> events;
-  for (const SsmPhase& phase : result_->rank.stats.parts) {
+  for (const SsmPhase& phase : result().stats.parts) {
     events.push_back({static_cast<int>(phase.kind),
                       fmt::format("heads {} to {}", phase.heads.first, phase.heads.end() - 1), phase.begin, phase.end});
   }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ops/jobs/op_job.hpp"
-#include "ops/ssm/ssm_file_job.hpp"
+#include "ops/ssm/loaded_ssm.hpp"
 #include "ops/ssm/ssm_output.hpp"
 #include "ops/ssm/ssm_plan_summary.hpp"
 #include "ops/ssm/ssm_shapes.hpp"
@@ -20,12 +20,8 @@ class SsmOpJob final : public OpJob {
   explicit SsmOpJob(SsmInput input, bool timeline = false) : input_(std::move(input)), timeline_(timeline) {}
 
   const SsmInput& input() const { return input_; }
-  // Call it after prepare().
-  PreparedSsm& prepared() { return *prepared_; }
   // The result of the last run().
-  const SsmRankResult& result() const { return result_->rank; }
-  // For callers that run the prepared job themselves: its figures on this rank.
-  RankFigures figures(const SsmRankResult& result);
+  const SsmRankResult& result() const { return *result_; }
 
   std::string_view op() const override { return op_name(input_.op()); }
   std::string describe() const override { return ringattn::describe(input_.job()); }
@@ -77,12 +73,14 @@ class SsmOpJob final : public OpJob {
   std::vector<TraceEvent> timeline() const override;
 
  private:
+  RankFigures figures(const SsmRankResult& result);
   void check_linear_attention(const ModelComparison& compare) const;
 
   SsmInput input_;
   bool timeline_;
   std::optional<PreparedSsm> prepared_;
-  std::optional<SsmFileResult> result_;
+  std::optional<SsmRankResult> result_;
+  SsmDigests digests_;  // of result()
   std::optional<SsmOutputFile> earlier_;
   std::vector<SsmShape> shapes_;  // of run_variants()
   SsmOptions shape_options_;

@@ -8,19 +8,13 @@
 
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/ssm_layout.hpp"
-#include "ops/ssm/ssm_file_job.hpp"
+#include "ops/ssm/loaded_ssm.hpp"
 
 namespace ringattn {
 
 namespace {
 
 using RankRuns = std::vector<std::vector<TokenRun>>;
-
-std::int64_t super_segments(std::span<const std::int64_t> lengths) {
-  std::int64_t count = 0;
-  for (const std::int64_t length : lengths) count += (length + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
-  return count;
-}
 
 // The tokens at which sequences are cut: after half of their super-segments, or at their end if they have only one.
 std::vector<std::int64_t> cuts_of(std::span<const std::int64_t> lengths) {
@@ -269,16 +263,18 @@ RankRuns runs_in_turn(std::span<const std::int64_t> lengths, int ranks, std::int
   return runs;
 }
 
-std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input) {
-  const std::int64_t pieces = super_segments(input.job().lengths);
+std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, std::span<const std::int64_t> lengths,
+                                 std::int64_t unit) {
+  std::int64_t units = 0;
+  for (const std::int64_t length : lengths) units += (length + unit - 1) / unit;
   std::vector<SsmShape> shapes;
   for (const int count : ranks) {
-    shapes.push_back({count, false, false});
-    if (count > 1 && pieces > count) shapes.push_back({count, true, false});
+    shapes.push_back({.ranks = count});
+    if (count > 1 && units > count) shapes.push_back({.ranks = count, .in_turn = true});
   }
-  if (std::ranges::max(input.job().lengths) > kSuperSegmentTokens) {
-    shapes.push_back({ranks.front(), false, true});
-    if (ranks.back() != ranks.front()) shapes.push_back({ranks.back(), false, true});
+  if (std::ranges::max(lengths) > unit) {
+    shapes.push_back({.ranks = ranks.front(), .resumed = true});
+    if (ranks.back() != ranks.front()) shapes.push_back({.ranks = ranks.back(), .resumed = true});
   }
   return shapes;
 }

@@ -19,17 +19,19 @@ namespace ringattn {
 
 struct SsmShape {
   int ranks = 1;
-  bool in_turn = false;  // ranks get super-segments round-robin, else adjacent ones
-  // Long sequences are scanned up to a super-segment in their middle, and the rest is then scanned from these final
-  // states. If there is only a convolution, the rest continues from the last tokens.
+  bool in_turn = false;  // ranks get units of tokens round-robin, else adjacent ones
+  // Long sequences are scanned up to a unit in their middle, and the rest is then scanned from these final states. If
+  // there is only a convolution, the rest continues from the last tokens.
   bool resumed = false;
 };
 
-// One shape for each number of ranks. If there are enough super-segments, also one with round-robin runs. If a sequence
-// is longer than a super-segment, also two that are resumed. The others are compared with the first one.
-std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input);
+// One shape for each number of ranks. If there are enough units, also one with round-robin runs. If a sequence is
+// longer than a unit, also two that are resumed. The others are compared with the first one. `unit`: the number of
+// tokens after which a state may be sent from rank to rank.
+std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, std::span<const std::int64_t> lengths,
+                                 std::int64_t unit = kSuperSegmentTokens);
 
-// Distributes super-segments of sequences, or other units of `unit` tokens, to the ranks round-robin.
+// Distributes units of the sequences to the ranks round-robin.
 std::vector<std::vector<TokenRun>> runs_in_turn(std::span<const std::int64_t> lengths, int ranks,
                                                 std::int64_t unit = kSuperSegmentTokens);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whole jobs through the library without the program: from a file to a file, on one rank and on several.
-#include "ops/attention_jobs/file_job.hpp"
+#include "tests/support/file_job.hpp"
 
 #include <gtest/gtest.h>
 
@@ -21,6 +21,8 @@
 namespace ringattn {
 namespace {
 
+using testing::FileJob;
+
 constexpr std::int64_t kTokens = 300;
 constexpr int kHeads = 4;
 constexpr int kKvHeads = 2;
@@ -36,7 +38,7 @@ Options cpu_options() {
 
 // What a job on `ranks` threads gave; its error where it failed.
 struct Outcome {
-  std::vector<FileJobResult> results;  // of each rank
+  std::vector<OpJobResult> results;  // of each rank
   std::optional<Error> error;
 };
 
@@ -45,7 +47,7 @@ Outcome run_on(int ranks, const FileJob& job, const Options& options = cpu_optio
   outcome.results.resize(static_cast<std::size_t>(ranks));
   try {
     run_ranks(make_threads_world(ranks), [&](Transport& world) {
-      outcome.results[static_cast<std::size_t>(world.rank())] = run_file_job(job, world, options);
+      outcome.results[static_cast<std::size_t>(world.rank())] = testing::run_file_job(job, world, options);
     });
   } catch (const Error& error) {
     outcome.error = error;
@@ -85,7 +87,7 @@ void write_input(const std::string& path, bool packed) {
 FileJob job_of(const std::string& input, const std::string& output) {
   FileJob job;
   job.input = FileInput{input};
-  job.output = output;
+  job.output.path = output;
   return job;
 }
 
@@ -106,10 +108,10 @@ TEST(FileJob, GivesTheSameFileOnOneRankAndOnThree) {
   const std::string one = folder.file("one.safetensors");
   const std::string three = folder.file("three.safetensors");
   FileJob job = job_of(input, one);
-  job.metadata = {{"note", "from the caller"}};
+  job.output.metadata = {{"note", "from the caller"}};
   const Outcome alone = run_on(1, job);
   ASSERT_FALSE(alone.error) << alone.error->what();
-  job.output = three;
+  job.output.path = three;
   Options options = cpu_options();
   options.block_tokens = 64;
   const Outcome together = run_on(3, job, options);
@@ -118,18 +120,16 @@ TEST(FileJob, GivesTheSameFileOnOneRankAndOnThree) {
   EXPECT_FALSE(bytes_of(one).empty());
   EXPECT_TRUE(bytes_of(one) == bytes_of(three)) << "the files differ";
   std::int64_t rows = 0;
-  for (const FileJobResult& result : together.results) {
-    EXPECT_EQ(result.digests.out, alone.results[0].digests.out);
-    EXPECT_EQ(result.digests.lse, alone.results[0].digests.lse);
-    EXPECT_FALSE(result.rank.stats.blocks.empty());
-    rows += result.rank.rows;
+  for (const OpJobResult& result : together.results) {
+    EXPECT_EQ(digests_text(result.digests), digests_text(alone.results[0].digests));
+    rows += result.figures.tokens;
   }
   EXPECT_EQ(rows, kTokens);
 
   const SafetensorsFile file(one);
   EXPECT_EQ(file.tensor("out").info->shape, (std::vector<std::int64_t>{kTokens, kHeads, kDim}));
   EXPECT_EQ(file.tensor("lse").info->shape, (std::vector<std::int64_t>{kHeads, kTokens}));
-  for (const std::string_view text : {"from the caller", "cpu_attention", alone.results[0].digests.out.c_str()}) {
+  for (const std::string_view text : {"from the caller", "cpu_attention", alone.results[0].digests[0].hex.c_str()}) {
     EXPECT_NE(bytes_of(one).find(text), std::string::npos) << text;
   }
 }
@@ -147,19 +147,18 @@ TEST(FileJob, ReadsEveryRowOfItsInput) {
   const Outcome from_file = run_on(3, job_of(whole, ""));
   const Outcome from_packed = run_on(2, job_of(packed, ""));
   ASSERT_FALSE(expected.error || from_file.error || from_packed.error);
-  EXPECT_EQ(from_file.results[0].digests.out, expected.results[0].digests.out);
-  EXPECT_EQ(from_file.results[0].digests.lse, expected.results[0].digests.lse);
-  EXPECT_NE(from_packed.results[0].digests.out, expected.results[0].digests.out);
+  EXPECT_EQ(digests_text(from_file.results[0].digests), digests_text(expected.results[0].digests));
+  EXPECT_NE(from_packed.results[0].digests[0].hex, expected.results[0].digests[0].hex);
 }
 
 TEST(FileJob, AppliesTheNumerics) {
   FileJob job;
   job.input = synthetic_of(5);
-  const std::string usual = run_on(2, job).results[0].digests.out;
+  const std::string usual = run_on(2, job).results[0].digests[0].hex;
   const auto digest_with = [&](const std::function<void(Numerics&)>& change) {
     FileJob other = job;
     change(other.numerics);
-    return run_on(2, other).results[0].digests.out;
+    return run_on(2, other).results[0].digests[0].hex;
   };
   EXPECT_EQ(digest_with([](Numerics& numerics) { numerics.softmax_scale = 0.125; }), usual);  // 1 / sqrt(64)
   EXPECT_NE(digest_with([](Numerics& numerics) { numerics.softmax_scale = 0.5; }), usual);
@@ -193,7 +192,7 @@ TEST(FileJob, RefusesBeforeItComputes) {
     EXPECT_EQ(nothing_to_read.error->code(), ErrorCode::kUsage);
   }
   FileJob replacing = job_of(input, taken);
-  replacing.replace = true;
+  replacing.output.replace = true;
   EXPECT_FALSE(run_on(3, replacing).error);
   EXPECT_EQ(SafetensorsFile(taken).tensor("out").info->shape[0], kTokens);
 }
@@ -219,14 +218,13 @@ TEST(FileJob, EstimatesWithoutOverlapWhatItDoes) {
   run_ranks(make_threads_world(3), [&](Transport& world) {
     SyntheticInput input = synthetic_of(1);
     input.tokens = 10000;  // never computed
-    FileJob job;
-    job.input = input;
+    const JobInput job(input, {});
     Options options = cpu_options();
     options.block_tokens = 1000;
     options.machine = {"test", 1e9, 1e6, 1e-3};
-    PreparedFileJob overlapped(job, world, options);
+    PreparedJob overlapped(job, world, options);
     options.overlap = false;
-    PreparedFileJob waiting(job, world, options);
+    PreparedJob waiting(job, world, options);
     const Plan& plan = waiting.attention().plan();
     const MachineModel& machine = waiting.attention().options().machine;  // at the kernel's speed for the job
     EXPECT_EQ(machine.link_bytes_per_second, options.machine.link_bytes_per_second);

@@ -10,9 +10,9 @@
 
 #include "comm/threads.hpp"
 #include "io/safetensors_writer.hpp"
-#include "ops/attention_jobs/file_job.hpp"
 #include "ops/common/input_agreement.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/file_job.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn {
@@ -44,10 +44,10 @@ std::optional<Error> run_on_two(const std::string& zeros, const std::string& one
   options.threads = 1;
   try {
     run_ranks(make_threads_world(2), [&](Transport& world) {
-      FileJob job;
+      testing::FileJob job;
       job.input = FileInput{world.rank() == 0 ? zeros : ones};
       job.numerics.mask = {63, 0};
-      run_file_job(job, world, options);
+      testing::run_file_job(job, world, options);
     });
   } catch (const Error& error) {
     return error;
@@ -178,10 +178,10 @@ TEST(OneInput, RefusesOtherBlockMasksOfAStep) {
     steps.batch = 2;
     try {
       run_ranks(make_threads_world(2), [&](Transport& world) {
-        FileJob job;
+        testing::FileJob job;
         job.input = steps;
         job.numerics.block_mask = world.rank() == 0 ? zeros : ones;
-        run_file_job(job, world, options);
+        testing::run_file_job(job, world, options);
       });
     } catch (const Error& thrown) {
       return thrown;
@@ -237,16 +237,14 @@ TEST(OneInput, RefusesAFileThatIsWrittenToWhileItIsRead) {
   write_input(path, 0);
   const Error error = testing::error_of([&] {
     run_ranks(make_threads_world(2), [&](Transport& world) {
-      FileJob job;
-      job.input = FileInput{path};
       Options options;
       options.kernel.backend = "cpu";
       options.threads = 1;
-      PreparedFileJob prepared(job, world, options);
+      PreparedJob prepared(JobInput(FileInput{path}, {}), world, options);
       if (world.rank() == 0) {
         std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
       }
-      prepared.run();
+      prepared.compute();
     });
   });
   EXPECT_EQ(error.code(), ErrorCode::kFile);

@@ -16,10 +16,10 @@
 namespace ringattn {
 namespace {
 
-using Shape = std::array<std::int64_t, 3>;
+using ShardAxes = std::array<std::int64_t, 3>;
 
 // In memory that is never touched.
-TensorView at(std::int64_t element, const Shape& shape, std::int64_t token_stride, std::int64_t head_stride,
+TensorView at(std::int64_t element, const ShardAxes& shape, std::int64_t token_stride, std::int64_t head_stride,
               Dtype dtype = Dtype::kF32) {
   const auto address = static_cast<std::uintptr_t>(0x10000000 + element * static_cast<std::int64_t>(size_of(dtype)));
   return {reinterpret_cast<const void*>(address), dtype, shape[0], shape[1], shape[2], token_stride, head_stride};
@@ -56,7 +56,7 @@ TEST(Apart, NothingThatOverlapsPasses) {
   for (int i = 0; i < 4000; ++i) {
     std::vector<TensorView> views;
     for (int side = 0; side < 2; ++side) {
-      const Shape shape{draw(0, 4), draw(1, 3), draw(1, 4)};
+      const ShardAxes shape{draw(0, 4), draw(1, 3), draw(1, 4)};
       const std::int64_t heads_apart = draw(0, 3) == 0 ? draw(-9, 9) : shape[2] + draw(0, 4);
       const std::int64_t tokens_apart = draw(0, 3) == 0 ? draw(-30, 30) : shape[1] * heads_apart + draw(0, 8);
       views.push_back(at(draw(0, 60), shape, tokens_apart, heads_apart, side == 0 ? Dtype::kF32 : Dtype::kBf16));
@@ -77,7 +77,7 @@ TEST(Apart, NothingThatOverlapsPasses) {
 }
 
 TEST(Apart, ColumnsHeadsAndNeighboursPass) {
-  const Shape shape{100, 4, 64};
+  const ShardAxes shape{100, 4, 64};
   constexpr std::int64_t kRow = 4 * 64;
   const TensorView dense = at(0, shape, kRow, 64);
   EXPECT_TRUE(passes(dense, at(100 * kRow, shape, kRow, 64))) << "behind";

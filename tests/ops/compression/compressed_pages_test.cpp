@@ -11,9 +11,9 @@
 
 #include "comm/threads.hpp"
 #include "kernels/quant/low_rank.hpp"
-#include "ops/attention_jobs/file_job.hpp"
 #include "ops/compression/compress_job.hpp"
 #include "tests/support/cache_files.hpp"
+#include "tests/support/file_job.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -22,8 +22,8 @@ namespace {
 std::string result_of(int ranks, const std::string& input, const std::string& output) {
   FileJob job;
   job.input = FileInput{input};
-  job.output = output;
-  job.replace = true;
+  job.output.path = output;
+  job.output.replace = true;
   Options options;
   options.kernel.backend = "cpu";
   options.threads = 1;

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "comm/threads.hpp"
-#include "ops/attention_jobs/file_job.hpp"
 #include "ops/compression/compress_job.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/expect_file_error.hpp"
+#include "tests/support/file_job.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -146,8 +146,8 @@ std::string result_of(int ranks, const std::string& input, const std::string& ou
   FileJob job;
   job.input = FileInput{input};
   job.numerics.mask = mask;
-  job.output = output;
-  job.replace = true;
+  job.output.path = output;
+  job.output.replace = true;
   Options options;
   options.kernel.backend = "cpu";
   options.threads = 1;

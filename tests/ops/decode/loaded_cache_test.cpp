@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "comm/threads.hpp"
-#include "ops/attention_jobs/file_job.hpp"
+#include "ops/attention_jobs/output.hpp"
+#include "ops/attention_jobs/prepared_job.hpp"
 
 namespace ringattn {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 constexpr std::int64_t kTokens = 700;
 constexpr std::int64_t kSequences = 3;
 
-FileJob listed_steps(std::int64_t page_size) {
+JobInput listed_steps(std::int64_t page_size) {
   SyntheticInput input;
   input.op = Op::kDecode;
   input.seed = 5;
@@ -28,10 +29,9 @@ FileJob listed_steps(std::int64_t page_size) {
   input.heads = 4;
   input.kv_heads = 2;
   input.head_dim = 16;
-  FileJob job;
-  job.input = input;
-  job.numerics.block_mask = "window:128+global:128";
-  return job;
+  Numerics numerics;
+  numerics.block_mask = "window:128+global:128";
+  return {input, numerics};
 }
 
 // One head of a sequence's keys and values, in whole pages.
@@ -53,20 +53,20 @@ TEST(LoadedCache, HoldsARanksOwnHeadsWhereTheyHaveBlockMasks) {
       std::size_t all = 0, most = 0, planned = 0;
       std::string digest;
       run_ranks(make_threads_world(ranks), [&](Transport& world) {
-        PreparedFileJob prepared(listed_steps(page_size), world, options);
+        PreparedJob prepared(listed_steps(page_size), world, options);
         const Collective collective(world, Timeouts(options.timeout_seconds));
         const LoadedCache cache(prepared.input(), prepared.decode(), collective);
         const std::size_t bytes = cache.pools().k.bytes() + cache.pools().v.bytes();
         const auto sequences = static_cast<std::size_t>(prepared.decode().kept(kSequences).count);
         const auto heads = static_cast<std::size_t>(prepared.decode().kv_heads().count);
-        const FileJobResult result = prepared.run();
+        const Digests digests = digest_result(prepared.input(), prepared.compute(), collective);
         const std::lock_guard lock(mutex);
         EXPECT_EQ(heads, ranks == 2 ? 1U : 2U);
         EXPECT_EQ(bytes, sequences * heads * head_bytes(page_size)) << "rank " << world.rank() << " of " << ranks;
         all += bytes;
         most = std::max(most, bytes);
         planned = prepared.step().memory.cache;
-        digest = result.digests.out + result.digests.lse;
+        digest = digests.out + digests.lse;
       });
       EXPECT_EQ(all, kSequences * 2 * head_bytes(page_size));
       EXPECT_EQ(most, planned);

@@ -41,7 +41,7 @@ TEST(MlaInput, OperationsAreThoseOfTheFormThatComputes) {
 }
 
 std::vector<std::byte> read_all(const JobInput& input, SyntheticTensor tensor, std::span<const PackedRun> runs) {
-  const MlaSpec& spec = input.latent().spec;
+  const MlaSpec& spec = input.mla()->spec;
   int heads = 1;
   int dim = tensor == SyntheticTensor::kKeyRope ? spec.rope_dim : spec.latent_dim;
   if (tensor == SyntheticTensor::kQ) {
@@ -61,7 +61,7 @@ std::vector<std::byte> read_all(const JobInput& input, SyntheticTensor tensor, s
 // Everything that the job reads is what `plain` reads.
 void expect_same(const JobInput& input, const JobInput& plain) {
   ASSERT_EQ(input.op(), Op::kMla);
-  EXPECT_EQ(input.latent().spec, plain.latent().spec);
+  EXPECT_EQ(input.mla()->spec, plain.mla()->spec);
   EXPECT_EQ(input.job().spec, plain.job().spec);
   EXPECT_EQ(input.job().batch, plain.job().batch);
   const PackedRun queries[] = {{0, 44}};
@@ -87,7 +87,7 @@ TEST(MlaTensors, AreReadAsTheyLie) {
   const NamedTensors tensors = mla_tensors(MlaFile());
   const JobInput input(FileInput{write_tensors(folder.file("rows"), tensors)}, {});
   EXPECT_EQ(input.op(), Op::kMla);
-  const MlaSpec& spec = input.latent().spec;
+  const MlaSpec& spec = input.mla()->spec;
   EXPECT_EQ(spec.heads, 3);
   EXPECT_EQ(spec.head_dim, 16);
   EXPECT_EQ(spec.rope_dim, 8);
@@ -158,7 +158,7 @@ TEST(MlaTensors, TakeBatchesOtherNamesAndOrders) {
   EXPECT_EQ(batched.out_grid().shape(), (std::vector<std::int64_t>{2, 20, 3, 24}));
   tensors["q"].shape = {2, 3, 20, 24};
   const JobInput head_major(FileInput{write_tensors(folder.file("bhtd"), tensors), {}, AxisOrder::kBhtd}, {});
-  EXPECT_EQ(head_major.latent().spec, batched.latent().spec);
+  EXPECT_EQ(head_major.mla()->spec, batched.mla()->spec);
 
   NamedTensors renamed;
   for (auto& [name, tensor] : mla_tensors(MlaFile())) renamed["layer." + name] = tensor;
@@ -184,7 +184,7 @@ TEST(MlaTensors, MayLackWhatIsTheCallers) {
     return JobInput(FileInput{write_tensors(folder.file("in"), written), {}, {}, {}, latent_dim}, numerics);
   };
   const JobInput beside = open(absorbed);
-  const MlaSpec& spec = beside.latent().spec;
+  const MlaSpec& spec = beside.mla()->spec;
   EXPECT_TRUE(spec.q_in_latent && !spec.out_in_latent);
   EXPECT_EQ(spec.head_dim, 128);
   EXPECT_EQ(spec.head_dim_v, 24);
@@ -195,22 +195,22 @@ TEST(MlaTensors, MayLackWhatIsTheCallers) {
   EXPECT_EQ(error_of([&] { open(absorbed); }).code(), ErrorCode::kUsage) << "of which scale?";
   numerics.softmax_scale = 0.25;
   EXPECT_FALSE(open(absorbed).nope_dim().has_value());
-  EXPECT_EQ(open(absorbed).latent().spec.softmax_scale, 0.25F);
-  EXPECT_EQ(open(with_pages(absorbed, shape)).latent().spec.rope_dim, 8) << "w_uv says what the latent is";
+  EXPECT_EQ(open(absorbed).mla()->spec.softmax_scale, 0.25F);
+  EXPECT_EQ(open(with_pages(absorbed, shape)).mla()->spec.rope_dim, 8) << "w_uv says what the latent is";
   absorbed.erase("w_uv");
   for (const NamedTensors& rows : {absorbed, with_fp8_latent(absorbed), with_pages(with_fp8_latent(absorbed), shape)}) {
     const JobInput alone = open(rows);
-    EXPECT_TRUE(alone.latent().spec.q_in_latent && alone.latent().spec.out_in_latent);
-    EXPECT_EQ(alone.latent().spec.latent_dim, 128);
-    EXPECT_EQ(alone.latent().spec.rope_dim, 8);
+    EXPECT_TRUE(alone.mla()->spec.q_in_latent && alone.mla()->spec.out_in_latent);
+    EXPECT_EQ(alone.mla()->spec.latent_dim, 128);
+    EXPECT_EQ(alone.mla()->spec.rope_dim, 8);
     EXPECT_EQ(alone.job().spec.head_dim, 136);
     EXPECT_EQ(alone.out_grid().shape(), (std::vector<std::int64_t>{44, 3, 128}));
   }
-  EXPECT_EQ(open(with_pages(absorbed, shape), 128).latent().spec, open(absorbed).latent().spec);
+  EXPECT_EQ(open(with_pages(absorbed, shape), 128).mla()->spec, open(absorbed).mla()->spec);
   NamedTensors unmultiplied = tensors;
   unmultiplied.erase("w_uv");
   numerics = {};
-  const MlaSpec latent = open(unmultiplied).latent().spec;
+  const MlaSpec latent = open(unmultiplied).mla()->spec;
   EXPECT_TRUE(!latent.q_in_latent && latent.out_in_latent);
   EXPECT_EQ(latent.head_dim, 16);
   EXPECT_EQ(latent.head_dim_v, 128);

@@ -26,24 +26,23 @@ TEST(SsmJobs, WriteTheSameBytesInEveryWorld) {
   job.numerics.final_states = true;
   std::vector<std::string> files;
   for (const int ranks : {1, 2, 4}) {
-    job.output = folder.file(std::to_string(ranks));
-    run_threads_world(ranks, {}, [&](Transport& transport) { run_ssm_job(job, transport, one_thread()); });
-    files.push_back(read_whole(job.output));
+    job.output.path = folder.file(std::to_string(ranks));
+    run_threads_world(ranks, {}, [&](Transport& transport) { run_ssm_job(job, transport); });
+    files.push_back(read_whole(job.output.path));
     EXPECT_TRUE(files.back() == files.front()) << ranks << " ranks";
   }
   EXPECT_NE(files.front().find(R"("shape":[131606, 2, 8])"), std::string::npos);  // y
   EXPECT_NE(files.front().find(R"("shape":[3, 2, 8, 8])"), std::string::npos);    // final_states
-  EXPECT_EQ(error_of([&] {
-              run_threads_world(1, {}, [&](Transport& transport) { run_ssm_job(job, transport, one_thread()); });
-            }).code(),
-            ErrorCode::kFile);  // which is there
+  EXPECT_EQ(
+      error_of([&] { run_threads_world(1, {}, [&](Transport& transport) { run_ssm_job(job, transport); }); }).code(),
+      ErrorCode::kFile);  // which is there
 }
 
 TEST(SsmJobs, InEveryShapeHaveTheSameBits) {
   for (const bool selective : {false, true}) {
     const std::int64_t tokens = (selective ? 1 : 2) * kSuperSegmentTokens + 100;
     const SsmInput input = SsmInput(small_ssm(tokens, selective), {}).with_final_states();
-    const std::vector<SsmShape> shapes = ssm_shapes({1, 2, 3}, input);
+    const std::vector<SsmShape> shapes = ssm_shapes({1, 2, 3}, input.job().lengths);
     ASSERT_EQ(shapes.size(), selective ? 5U : 6U);  // where there is a third piece, 2 ranks in turn; 1 and 3 resumed
     run_threads_world(3, {}, [&](Transport& transport) {
       std::size_t done = 0;
@@ -173,7 +172,7 @@ TEST(SsmJobs, OfOtherInputsAreRefused) {
   other.input = FileInput{write_tensors(folder.file("b"), tensors)};
   run_threads_world(2, {}, [&](Transport& transport) {
     const SsmFileJob& mine = transport.rank() == 0 ? job : other;
-    const Error different = error_of([&] { PreparedSsm(mine, transport, one_thread()); });
+    const Error different = error_of([&] { run_ssm_job(mine, transport); });
     EXPECT_EQ(different.code(), ErrorCode::kFile);
     EXPECT_NE(std::string(different.what()).find("read different files"), std::string::npos) << different.what();
   });

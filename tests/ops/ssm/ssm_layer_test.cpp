@@ -34,10 +34,10 @@ SyntheticSsmInput step_of(std::int64_t sequences, bool selective = false, int wi
 
 // The file that a job leaves on some ranks.
 std::string output_of(SsmFileJob job, const TemporaryFolder& folder, int ranks) {
-  job.output = folder.file("out" + std::to_string(ranks));
-  job.replace = true;
-  run_threads_world(ranks, {}, [&](Transport& transport) { run_ssm_job(job, transport, one_thread()); });
-  return read_whole(job.output);
+  job.output.path = folder.file("out" + std::to_string(ranks));
+  job.output.replace = true;
+  run_threads_world(ranks, {}, [&](Transport& transport) { run_ssm_job(job, transport); });
+  return read_whole(job.output.path);
 }
 
 TEST(SsmLayers, HaveTheSameBytesInEveryWorld) {
@@ -59,7 +59,7 @@ TEST(SsmLayers, HaveTheSameBytesInEveryWorld) {
 
 TEST(SsmLayers, InEveryShapeHaveTheSameBits) {
   const SsmInput input = SsmInput(layer(2 * kSuperSegmentTokens + 100), {}).with_final_states();
-  const std::vector<SsmShape> shapes = ssm_shapes({1, 2, 3}, input);
+  const std::vector<SsmShape> shapes = ssm_shapes({1, 2, 3}, input.job().lengths);
   ASSERT_TRUE(shapes.back().resumed);
   run_threads_world(3, {}, [&](Transport& transport) {
     run_ssm_shapes(input, one_thread(), shapes, transport, 1.0,
@@ -197,10 +197,10 @@ TEST(SsmUpdates, GoOnFromWhatASequenceLeaves) {
   SsmFileJob first;
   first.input = FileInput{write_tensors(folder.file("first"), cut(0, 299))};
   first.numerics.final_states = true;
-  first.output = folder.file("left");
-  run_threads_world(1, {}, [&](Transport& transport) { run_ssm_job(first, transport, one_thread()); });
+  first.output.path = folder.file("left");
+  run_threads_world(1, {}, [&](Transport& transport) { run_ssm_job(first, transport); });
   NamedTensors next = cut(299, 300);
-  const SafetensorsFile left(first.output);
+  const SafetensorsFile left(first.output.path);
   for (const auto& [from, to] : {std::pair{"final_states", "state"}, {"final_conv_state", "conv_state"}}) {
     const TensorSource tensor = left.tensor(from);
     NamedTensor& given = next[to] = {tensor.info->dtype, tensor.info->shape, {}};
