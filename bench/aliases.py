@@ -37,6 +37,8 @@ VALUES = {
     "convolution-131k": "conv1d-131k",
     "folds": "compute",
 }
+# Values of "layout", in a line or its "plan".
+LAYOUTS = {"groups": "KV splits"}
 # Parts of "mask", in a line or its "job".
 MASKS = {"lists of ": "block mask of ", ", one a head": ", one per head", ", one a KV head": ", one per KV head"}
 NAMED = ("kernel", "mode", "op", "kind", "shape")
@@ -56,9 +58,11 @@ def modern(line: dict[str, Any]) -> dict[str, Any]:
         elif key == "mask" and isinstance(value, str):
             for old, now in MASKS.items():
                 value = value.replace(old, now)
+        elif key == "layout" and isinstance(value, str):
+            value = LAYOUTS.get(value, value)
         elif key == "schema":
             value = SCHEMAS.get(value, value)
-        elif key == "job" and isinstance(value, dict):
+        elif key in ("job", "plan") and isinstance(value, dict):
             value = modern(value)
         changed[KEYS.get(key, key)] = value
     return changed

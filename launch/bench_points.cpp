@@ -77,6 +77,7 @@ BenchPoint read_point(const Json& line) {
   point.mode = line.value("mode", std::string(kWholeMode));
   if (point.mode == "folds") point.mode = kComputeMode;  // lines before schema 2
   point.layout = line.value("layout", "");
+  if (point.layout == "groups") point.layout = "KV splits";  // older lines
   point.stripe = line.value("stripe", std::int64_t{0});
   point.block = line.value("block", std::int64_t{0});
   point.blocks = line.value("blocks", std::int64_t{0});

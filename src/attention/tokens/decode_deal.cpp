@@ -39,7 +39,7 @@ DecodeDeal deal_decode(const AttentionSpec& spec, bool selects_blocks, std::int6
 }
 
 std::string_view deal_name(const DecodeDeal& deal) {
-  if (deal.heads == 1) return deal.sequences == 1 ? "groups" : "sequences";
+  if (deal.heads == 1) return deal.sequences == 1 ? "KV splits" : "sequences";
   return deal.sequences == 1 ? "K/V heads" : "sequences and K/V heads";
 }
 

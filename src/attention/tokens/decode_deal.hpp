@@ -50,8 +50,7 @@ DecodeDeal deal_decode(const AttentionSpec& spec, bool selects_blocks, int ranks
 // The same for up to `sequences` sequences of equal work.
 DecodeDeal deal_decode(const AttentionSpec& spec, bool selects_blocks, std::int64_t sequences, int ranks);
 
-// The partitioned axes: "groups" (KV splits, also with one rank), "K/V heads", "sequences" or "sequences and K/V
-// heads".
+// The partitioned axes: "KV splits" (also with one rank), "K/V heads", "sequences" or "sequences and K/V heads".
 std::string_view deal_name(const DecodeDeal& deal);
 
 // The sequences whose rows rank `rank` merges and outputs: contiguous, in order of rank, and

@@ -75,13 +75,13 @@ bool sees(const AttentionSpec& spec, std::int64_t position, std::int64_t key) {
          (spec.mask.right < 0 || key <= position + spec.mask.right);
 }
 
-void note_misplaced(GradientAccuracy& accuracy, const RowSample& sample) {
+void note_misplaced(AttentionGradientAccuracy& accuracy, const RowSample& sample) {
   if (accuracy.misplaced++ == 0) accuracy.first_misplaced = sample;
 }
 
 // `tainted`: a NaN or ∞ in a tile may have reached the row.
 void judge_row(const RowSample& sample, const TensorView& rows, std::int64_t row, std::span<const double> exact,
-               std::span<const float> same_precision, bool tainted, GradientAccuracy& accuracy) {
+               std::span<const float> same_precision, bool tainted, AttentionGradientAccuracy& accuracy) {
   std::vector<float> values;
   load_row(rows, row, sample.head, values);
   for (std::size_t i = 0; i < exact.size(); ++i) {
@@ -104,7 +104,7 @@ void judge_row(const RowSample& sample, const TensorView& rows, std::int64_t row
   }
 }
 
-void merge_gradient(const GradientAccuracy& part, GradientAccuracy& all) {
+void merge_gradient(const AttentionGradientAccuracy& part, AttentionGradientAccuracy& all) {
   all.compared += part.compared;
   if (part.error > all.error) {
     all.error = part.error;
@@ -179,8 +179,9 @@ class GradientCheck {
         result_(result),
         threads_(threads) {}
 
-  void check_dq(std::span<const RowSample> samples, GradientAccuracy& accuracy) const;
-  void check_dkv(std::span<const RowSample> samples, GradientAccuracy& dk, GradientAccuracy& dv) const;
+  void check_dq(std::span<const RowSample> samples, AttentionGradientAccuracy& accuracy) const;
+  void check_dkv(std::span<const RowSample> samples, AttentionGradientAccuracy& dk,
+                 AttentionGradientAccuracy& dv) const;
   SinkAccuracy check_dsinks() const;
 
  private:
@@ -247,7 +248,7 @@ std::vector<OracleRowStats> GradientCheck::gathered_stats(const PackedRun& token
   return all;
 }
 
-void GradientCheck::check_dq(std::span<const RowSample> samples, GradientAccuracy& accuracy) const {
+void GradientCheck::check_dq(std::span<const RowSample> samples, AttentionGradientAccuracy& accuracy) const {
   struct Row {
     RowSample sample;
     std::int64_t row = 0;  // of this rank
@@ -328,7 +329,8 @@ void GradientCheck::check_dq(std::span<const RowSample> samples, GradientAccurac
 
 // Each rank checks its own keys. The queries that they need are read from the input, and the ranks that own the queries
 // send their row stats.
-void GradientCheck::check_dkv(std::span<const RowSample> samples, GradientAccuracy& dk, GradientAccuracy& dv) const {
+void GradientCheck::check_dkv(std::span<const RowSample> samples, AttentionGradientAccuracy& dk,
+                              AttentionGradientAccuracy& dv) const {
   std::vector<KeyRow> rows;
   std::vector<TokenRange> wanted;  // packed queries that the samples of all ranks need
   collective_.run_collectively([&] {

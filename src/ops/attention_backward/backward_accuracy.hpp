@@ -15,7 +15,7 @@
 namespace ringattn {
 
 // The accuracy of one gradient. Trivially copyable, because ranks exchange it.
-struct GradientAccuracy {
+struct AttentionGradientAccuracy {
   std::int64_t compared = 0;  // values that are finite here and in fp64
   double error = 0.0;         // the greatest error of these values
   RowSample worst;
@@ -43,7 +43,7 @@ struct SinkAccuracy {
 struct BackwardAccuracy {
   std::int64_t q_rows = 0;  // compared rows of dQ
   std::int64_t k_rows = 0;  // compared rows of dK and dV
-  GradientAccuracy dq, dk, dv;
+  AttentionGradientAccuracy dq, dk, dv;
   bool has_sinks = false;
   SinkAccuracy dsinks;
 

@@ -19,7 +19,7 @@ namespace {
 
 std::string location(const RowSample& sample) { return fmt::format("token {}, head {}", sample.token, sample.head); }
 
-void add_lines(std::string_view name, const GradientAccuracy& accuracy, std::vector<std::string>& lines) {
+void add_lines(std::string_view name, const AttentionGradientAccuracy& accuracy, std::vector<std::string>& lines) {
   if (accuracy.compared > 0) {
     lines.push_back(fmt::format("{}: greatest error {:.3g}, allowed {:.3g} (same precision {:.3g}), at {}", name,
                                 accuracy.error, accuracy.allowed(), accuracy.same_precision_error,
@@ -35,7 +35,7 @@ void add_lines(std::string_view name, const GradientAccuracy& accuracy, std::vec
 
 void write_accuracy(JsonWriter& json, const BackwardAccuracy& all) {
   json.begin_object().member("rows", all.q_rows + all.k_rows);
-  const auto write = [&](std::string_view tensor, const GradientAccuracy& accuracy) {
+  const auto write = [&](std::string_view tensor, const AttentionGradientAccuracy& accuracy) {
     json.key(tensor);
     if (accuracy.compared == 0) {
       json.null();
