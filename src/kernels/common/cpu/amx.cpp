@@ -18,6 +18,7 @@ namespace {
 #if defined(__linux__) && defined(__x86_64__)
 
 constexpr std::uint32_t kOsxsave = 1U << 27;       // CPUID leaf 1, ecx
+constexpr std::uint32_t kAvx512Vbmi = 1U << 1;     // CPUID leaf 7, ecx
 constexpr std::uint32_t kAmxBf16 = 1U << 22;       // CPUID leaf 7, edx
 constexpr std::uint32_t kAmxTile = 1U << 24;       // CPUID leaf 7, edx
 constexpr std::uint32_t kAmxInt8 = 1U << 25;       // CPUID leaf 7, edx
@@ -33,6 +34,7 @@ bool cpuid_has_amx_bf16() {
   std::uint32_t d = 0;
   if (__get_cpuid_count(1, 0, &a, &b, &c, &d) == 0 || (c & kOsxsave) == 0) return false;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  if ((c & kAvx512Vbmi) == 0) return false;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || (a & kAvx512Bf16) == 0) return false;
   std::uint32_t low = 0;
   std::uint32_t high = 0;

@@ -8,7 +8,7 @@
 
 namespace ringattn::cpu {
 
-// Whether this process may use AMX tiles of bf16 and AVX-512 conversions to bf16. The first call asks for permission,
+// Whether this process may use AMX tiles of bf16, AVX512-BF16 and AVX512-VBMI. The first call asks for permission,
 // which holds for all threads.
 bool processor_has_amx_bf16();
 

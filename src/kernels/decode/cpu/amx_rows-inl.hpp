@@ -3,13 +3,15 @@
 //
 // S is computed as K · Qᵀ: rows of K are the left factor of a tile product, so they are read from the cache as they
 // are, and the few rows of Q are the right factor, packed once for all key tiles. A product of tiles is a sum of the
-// same terms in the same order either way. V is packed, because the rows of a right factor are pairs of keys. At most
-// 32 keys are packed or loaded by a loader at a time, so that they stay in the L1 cache: those of a whole tile would be
-// written to L2 and read back.
+// same terms in the same order either way. V is packed, because the rows of a right factor are pairs of keys: 32 keys at
+// a time, so that the pairs stay in the L1 cache.
+//
+// Loaders dequantize all rows of a tile before its first product. While the tile unit computes a product, and for some
+// 100 cycles after it, 512-bit floating-point instructions start on one port instead of two. Dequantizing consists of
+// such instructions, so products in between would cost more than writing a tile to memory (bench/notes/decoding.md).
 //
 // A step is bound by memory. The rows of a head are far apart, so processors do not recognize the stream. For each row
 // of this tile, the step prefetches a row of the next tile into the L2 cache, which has more outstanding lines than L1.
-// a row of the next tile for each row of this one, into the L2 cache, which has more outstanding lines than L1.
 #if defined(RINGATTN_KERNELS_CPU_AMX_ROWS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_AMX_ROWS_INL_HPP_
 #undef RINGATTN_KERNELS_CPU_AMX_ROWS_INL_HPP_
@@ -92,33 +94,9 @@ HWY_INLINE TileRows group_in_place(const TileRows& tile, int first, int keys) {
 }
 static_assert(kMinPageRunKeys == kTileRows && kTileRows == 1 << 4);
 
-// Loads rows of 32 keys, a few at a time, while those of the previous 32 keys are multiplied.
-class GroupLoader {
- public:
-  GroupLoader(const RowLoader& loader, int keys, int dims) : loader_(loader), keys_(keys), row_bytes_(2 * dims) {}
-
-  // Rows [begin, end) of group `group`. Returns false if one cannot be loaded.
-  HWY_INLINE bool load(int group, int begin, int end) {
-    const int first = group * kTileDepth;
-    const int last = std::min(keys_, first + end);
-    return first + begin >= last ||
-           loader_.load(loader_.tile, first + begin, last, rows_[group % 2] + std::ptrdiff_t{begin} * row_bytes_);
-  }
-  TileRows rows(int group) const {
-    const std::byte* const rows = rows_[group % 2];
-    TileRows loaded;
-    loaded.page_runs[0] = rows;
-    loaded.page_runs[1] = rows + std::ptrdiff_t{kTileRows} * row_bytes_;
-    loaded.stride = row_bytes_;
-    loaded.page_run_log2 = 4;
-    return loaded;
-  }
-
- private:
-  alignas(64) std::byte rows_[2][kTileDepth * kMaxHeadDim * sizeof(std::uint16_t)];
-  const RowLoader& loader_;
-  int keys_;
-  int row_bytes_;
+// What loaders write for a tile: the rows of K, and later the pairs of V in the same memory, which is in the L1 cache.
+struct LoadedTile {
+  alignas(64) std::byte bytes[kKeyTile * kMaxHeadDim * sizeof(std::uint16_t)];
 };
 
 // Four columns of 16 rows, as rows of a block of S.
@@ -152,22 +130,17 @@ HWY_INLINE void store_columns(const float (&sums)[kTileRows][kTileColumns], int 
   transpose_pairs(keys, reinterpret_cast<std::byte*>(scores), kScoreStride);
 }
 
-// S of groups [begin, end) of 32 keys. Scores of keys after the last are unspecified, as they are masked. Returns false
-// if a row cannot be loaded.
-inline bool score_in_place(const TileShape& shape, const TileInPlace& tile, const float* queries, int batch_rows,
-                           int begin, int end, float (*scores)[kScoreColumns]) {
+// S of groups [begin, end) of 32 keys. Scores of keys after the last are unspecified, as they are masked.
+inline void score_in_place(const TileShape& shape, const TileInPlace& tile, const TileRows& k, const float* queries,
+                           int batch_rows, int begin, int end, float (*scores)[kScoreColumns]) {
   constexpr int kGroup = 2 * kTileRows;
   alignas(64) float sums[2][kTileRows][kTileColumns];  // [halves, keys, rows]
   alignas(64) std::byte last[kTileRows * kMaxHeadDim * sizeof(std::uint16_t)];
   const int tiles = tiles_of_dims(shape.head_dim);
   const std::size_t row_bytes = static_cast<std::size_t>(tiles) * kTileRowBytes;
-  const bool loads = tile.load_k.load != nullptr;
-  const int rows_at_once = (kGroup + tiles - 1) / tiles;
-  GroupLoader loader(tile.load_k, tile.keys, shape.head_dim);
   RowRequests requests(tile.next_k, tile.next_keys, static_cast<int>(row_bytes));
-  if (loads && !loader.load(begin, 0, kGroup)) return false;
   for (int group = begin; group < end; ++group) {
-    const TileRows rows = loads ? loader.rows(group) : group_in_place(tile.k, group * kGroup, tile.keys);
+    const TileRows rows = group_in_place(k, group * kGroup, tile.keys);
     const std::byte* half[2] = {};
     std::size_t stride[2] = {};
     for (int i = 0; i < 2; ++i) {
@@ -193,19 +166,49 @@ inline bool score_in_place(const TileShape& shape, const TileInPlace& tile, cons
       load_tile<7>(half[1] + dims * kTileRowBytes, stride[1]);
       multiply_tiles<3, 7, 6>();
       requests.advance(kGroup);
-      const int row = std::min(kGroup, dims * rows_at_once);
-      if (loads && group + 1 < end && !loader.load(group + 1, row, std::min(kGroup, row + rows_at_once))) return false;
     }
     store_tile<2>(sums[0], kTileRowBytes);
     store_tile<3>(sums[1], kTileRowBytes);
     for (int i = 0; i < 2; ++i) store_columns(sums[i], batch_rows, scores[0] + group * kGroup + i * kTileRows);
   }
+}
+
+// O ← O + P · V of a block, whose values a loader makes. O stays in tiles, because storing a tile takes port 5 for 16
+// cycles, however few rows it has. Returns false if values cannot be loaded.
+inline bool add_loaded_values(const AmxCall& call, const AmxBlock& block, const PairLoader& loader,
+                              LoadedTile& loaded) {
+  const std::size_t stride = call.o_stride * sizeof(float);
+  const int tiles = tiles_of_dims(call.shape.head_dim_v);
+  const std::size_t group_bytes = static_cast<std::size_t>(tiles) * 2 * kTileBytes;
+  for (int group = block.begin_group; group < block.end_group; ++group) {
+    const int key = group * kTileDepth;
+    std::byte* const pairs = loaded.bytes + static_cast<std::size_t>(group) * group_bytes;
+    if (!loader.load(loader.tile, key, key + kTileDepth, pairs)) return false;
+  }
+  const auto* const weights = reinterpret_cast<const std::byte*>(block.scores);
+  float* acc = call.batch.acc;
+  const std::byte* block_values = loaded.bytes;
+  for (int dims = 0; dims < tiles; ++dims, acc += kTileDepth, block_values += 2 * kTileBytes) {
+    load_tile<0>(acc, stride);
+    load_tile<1>(acc + kTileColumns, stride);
+    for (int group = block.begin_group; group < block.end_group; ++group) {
+      const std::byte* const values = block_values + static_cast<std::size_t>(group) * group_bytes;
+      load_tile<4>(weights + group * kTileRowBytes, kScoreStride);
+      load_tile<6>(values, kTileRowBytes);
+      multiply_tiles<0, 4, 6>();
+      load_tile<7>(values + kTileBytes, kTileRowBytes);
+      multiply_tiles<1, 4, 7>();
+    }
+    store_tile<0>(acc, stride);
+    store_tile<1>(acc + kTileColumns, stride);
+  }
+  if (block.masked) clear_zero_signs(call, block);
   return true;
 }
 
 // O ← O + P · V of a block, 32 keys at a time, so that packed values stay in the L1 cache. While the products of 32
 // keys are computed, the next 32 are packed, a few pairs between two products. Returns false if a value is
-// not finite or a row cannot be loaded.
+// not finite.
 inline bool add_values_in_place(const AmxCall& call, const AmxBlock& block, const TileInPlace& tile) {
   // [dims / 16, 16 pairs of keys, 16 dims, 2], of two groups of keys
   alignas(64) std::byte packed[2][kMaxHeadDim * kTileDepth * sizeof(std::uint16_t)];
@@ -220,9 +223,8 @@ inline bool add_values_in_place(const AmxCall& call, const AmxBlock& block, cons
     const bool multiplies = group > block.begin_group;  // the group before
     const bool packs = group < block.end_group;
     const int first = group * kTileDepth;
-    const bool loads = tile.load_v.load != nullptr;
     TileRows rows;
-    if (packs && !loads) rows = group_in_place(tile.v, first, tile.keys);
+    if (packs) rows = group_in_place(tile.v, first, tile.keys);
     if (multiplies) load_tile<4>(weights + (group - 1) * kTileRowBytes, kScoreStride);
     float* acc = call.batch.acc;
     const std::byte* values = packed[(group + 1) % 2];
@@ -239,12 +241,8 @@ inline bool add_values_in_place(const AmxCall& call, const AmxBlock& block, cons
         const int begin = std::min(kTileDepth, dims * keys_at_once);
         const int end = std::min(kTileDepth, begin + keys_at_once);
         std::byte* const target = packed[group % 2] + begin / 2 * kTileRowBytes;
-        if (loads) {
-          if (!tile.load_v.load(tile.load_v.tile, first + begin, first + end, target)) return false;
-        } else {
-          requests.advance((end - begin) * tiles);
-          special |= pack_value_pairs(dims_v, rows, begin, end, tile.keys - first, kTileBytes, target);
-        }
+        requests.advance((end - begin) * tiles);
+        special |= pack_value_pairs(dims_v, rows, begin, end, tile.keys - first, kTileBytes, target);
       }
       if (multiplies) {
         store_tile<0>(acc, stride);
@@ -279,6 +277,7 @@ struct SavedRows {
 inline bool attend_in_place(const TileShape& shape, const TileInPlace& tile, const float* queries,
                             const RowBatch& batch, float* scores) {
   SavedRows saved;
+  LoadedTile loaded;
   const FlushSubnormals flush;
   const AmxCall call(shape, PackedTile{}, batch, *reinterpret_cast<AmxScratch*>(scores));
   saved.save(batch, call.o_stride);
@@ -286,12 +285,22 @@ inline bool attend_in_place(const TileShape& shape, const TileInPlace& tile, con
   AmxBlock block{rows, rows.span.begin / kTileDepth, (rows.span.end + kTileDepth - 1) / kTileDepth};
   block.masked = !sees_whole(batch.visible, rows, kTileDepth);
   block.scores = call.scratch.scores[0];
+  TileRows k = tile.k;
+  bool done = true;
+  if (tile.load_k.load != nullptr) {
+    const std::int64_t row_bytes = tiles_of_dims(shape.head_dim) * kTileRowBytes;
+    const int first = block.begin_group * kTileDepth;
+    done = tile.load_k.load(tile.load_k.tile, first, std::min(tile.keys, block.end_group * kTileDepth),
+                            loaded.bytes + first * row_bytes);
+    k = {{loaded.bytes}, row_bytes};
+  }
   configure_for_rows(batch.rows);
-  bool done = score_in_place(shape, tile, queries, batch.rows, block.begin_group, block.end_group, block.scores);
   if (done) {
+    score_in_place(shape, tile, k, queries, batch.rows, block.begin_group, block.end_group, block.scores);
     AmxSoftmax softmax(call, &block, /*products=*/0);
     softmax.finish();
-    done = add_values_in_place(call, block, tile);
+    done = tile.load_v.load != nullptr ? add_loaded_values(call, block, tile.load_v, loaded)
+                                       : add_values_in_place(call, block, tile);
   }
   release_tiles();
   if (!done) saved.restore(batch, call.o_stride);

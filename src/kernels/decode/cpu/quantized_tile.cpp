@@ -2,6 +2,7 @@
 #include "kernels/decode/cpu/quantized_tile.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -14,7 +15,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-#define RINGATTN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+#define RINGATTN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")))
 // Inlined because a row has only a few vectors: a call would take as long as they do.
 #define RINGATTN_INLINE RINGATTN_AVX512 __attribute__((always_inline)) inline
 
@@ -43,71 +44,57 @@ constexpr Limits kFp8Scales{0x1p-117F, 0x1p118F};
 constexpr std::uint32_t kMinInt4Pair = 0x0100'0d80U;
 constexpr std::uint32_t kMaxInt4Pair = 0x7e80'7c80U;
 
-bool is_usual(float scale, const Limits& limits) { return scale >= limits.min && scale <= limits.max; }
+// By bits, because the vector ports are busy. The limits are positive, so a scale that is not is outside.
+RINGATTN_INLINE bool is_usual(const std::byte* scale, const Limits& limits) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, scale, sizeof bits);
+  const auto min = std::bit_cast<std::uint32_t>(limits.min);
+  return bits - min <= std::bit_cast<std::uint32_t>(limits.max) - min;
+}
 
-float scale_at(const std::byte* address) {
-  float value = 0.0F;
-  std::memcpy(&value, address, sizeof value);
-  return value;
+// In all lanes.
+RINGATTN_INLINE __m512 scale_at(const std::byte* address) {
+  return _mm512_broadcastss_ps(_mm_load_ss(reinterpret_cast<const float*>(address)));
 }
 
 // Read instead of rows after a tile's last one.
 alignas(64) constexpr std::byte kZeroRow[kMaxHeadDim] = {};
 
-// Rows of a tile, starting with some key. Consecutive ones are `stride` apart within a page run.
-class RowCursor {
- public:
-  RINGATTN_INLINE RowCursor(const TileRows& rows, int key) : rows_(rows), row_(rows.at(key)), stride_(rows.stride) {}
+// Rows of a tile, from a key to the end of its page run.
+struct RunRows {
+  const std::byte* values;
+  const std::byte* scales;
+  std::int64_t value_stride;
+  std::int64_t scale_stride;
 
-  RINGATTN_INLINE const std::byte* row() const { return row_; }
-  // The row after it, of an odd key.
-  RINGATTN_INLINE const std::byte* odd_row() const { return row_ + stride_; }
-  // Moves to key `key`, 1 or 2 after the last one.
-  RINGATTN_INLINE void move(int key, int keys) {
-    row_ = key % kMinPageRunKeys == 0 ? rows_.at(key) : row_ + keys * stride_;
+  RINGATTN_INLINE RunRows(const QuantizedTile& tile, int key)
+      : values(tile.values.at(key)),
+        scales(tile.scales.at(key)),
+        value_stride(tile.values.stride),
+        scale_stride(tile.scales.stride) {}
+
+  RINGATTN_INLINE void advance(int rows) {
+    values += rows * value_stride;
+    scales += rows * scale_stride;
   }
-
- private:
-  const TileRows& rows_;
-  const std::byte* row_;
-  std::int64_t stride_;
-};
-
-// Prefetches rows of the next tile into the L2 cache. Always inlined: g++ 12 considers a function that only prefetches
-// to have no effects, and drops its calls.
-class Requests {
- public:
-  // If the next tile is not known, pass `current`.
-  RINGATTN_INLINE Requests(const QuantizedTile* next, const QuantizedTile& current, int key)
-      : tile_(next != nullptr && key < next->keys ? *next : current),
-        keys_(&tile_ == next ? next->keys : 0),
-        values_(tile_.values, std::min(key, tile_.keys - 1)),
-        scales_(tile_.scales, std::min(key, tile_.keys - 1)) {}
-
-  // One row, or two.
-  RINGATTN_INLINE void request(int key, int rows, int value_bytes) {
-    if (key >= keys_) return;
-    if (key % kMinPageRunKeys == 0) move(key, rows);
+  // Prefetches rows into the L2 cache. Always inlined: g++ 12 considers a function that only prefetches to have no
+  // effects, and drops its calls.
+  RINGATTN_INLINE void request(int rows, int value_bytes) const {
     for (int i = 0; i < rows; ++i) {
-      const std::byte* const row = i == 0 ? values_.row() : values_.odd_row();
-      for (int line = 0; line < value_bytes; line += kLineBytes) _mm_prefetch(row + line, _MM_HINT_T1);
+      for (int line = 0; line < value_bytes; line += kLineBytes) {
+        _mm_prefetch(values + i * value_stride + line, _MM_HINT_T1);
+      }
+      if (scales != nullptr) _mm_prefetch(scales + i * scale_stride, _MM_HINT_T1);
     }
-    if (scales_.row() != nullptr) _mm_prefetch(scales_.row(), _MM_HINT_T1);
-    if (scales_.row() != nullptr && rows > 1) _mm_prefetch(scales_.odd_row(), _MM_HINT_T1);
-    if ((key + rows) % kMinPageRunKeys != 0) move(key + rows, rows);
   }
-
- private:
-  RINGATTN_INLINE void move(int key, int rows) {
-    values_.move(key, rows);
-    scales_.move(key, rows);
-  }
-
-  const QuantizedTile& tile_;
-  int keys_;
-  RowCursor values_;
-  RowCursor scales_;
 };
+
+// The same rows of the next tile. Those of this tile if the next one is not known or has no such key: to request what
+// is read now costs less than a branch for each row.
+RINGATTN_INLINE RunRows next_rows(const QuantizedRows& quantized, int key) {
+  const bool known = quantized.next != nullptr && key < quantized.next->keys;
+  return {known ? *quantized.next : *quantized.tile, key};
+}
 
 RINGATTN_INLINE __m512i to_bf16(__m512 low, __m512 high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
@@ -118,19 +105,22 @@ RINGATTN_INLINE __m256i load_32(const std::byte* at) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
 }
 
-// `even` in lanes 0, 2, … and `odd` in the others.
-RINGATTN_INLINE __m512 alternate(float even, float odd) {
-  return _mm512_mask_mov_ps(_mm512_set1_ps(even), 0xaaaa, _mm512_set1_ps(odd));
+// 64 bytes, or the `bytes` that there are; a multiple of 16.
+RINGATTN_INLINE __m512i load_line(const std::byte* at, int bytes) {
+  if (bytes >= kLineBytes) return _mm512_loadu_si512(at);
+  return _mm512_maskz_loadu_epi8((std::uint64_t{1} << bytes) - 1, at);
 }
+
+// `even` in lanes 0, 2, … and `odd` in the others. Each has one value in all lanes.
+RINGATTN_INLINE __m512 alternate(__m512 even, __m512 odd) { return _mm512_unpacklo_ps(even, odd); }
 
 // Bytes of two rows, interleaved: runs of 16 bytes, 8 from each row, in the order in which unpacking leaves them.
 class BytePairs {
  public:
   RINGATTN_INLINE BytePairs(const std::byte* even, const std::byte* odd, int bytes) {
     for (int c = 0; c < bytes; c += kLineBytes) {
-      const __mmask64 kept = bytes - c >= kLineBytes ? ~std::uint64_t{0} : (std::uint64_t{1} << (bytes - c)) - 1;
-      const __m512i a = _mm512_maskz_loadu_epi8(kept, even + c);
-      const __m512i b = _mm512_maskz_loadu_epi8(kept, odd + c);
+      const __m512i a = load_line(even + c, bytes - c);
+      const __m512i b = load_line(odd + c, bytes - c);
       _mm512_store_si512(bytes_ + 2 * c, _mm512_unpacklo_epi8(a, b));
       _mm512_store_si512(bytes_ + 2 * c + kLineBytes, _mm512_unpackhi_epi8(a, b));
     }
@@ -145,12 +135,29 @@ class BytePairs {
 };
 static_assert(kMaxHeadDim % kLineBytes == 0);
 
+// An order of bytes for VPERMB.
+struct alignas(64) ByteOrder {
+  std::uint8_t bytes[64];
+
+  RINGATTN_INLINE __m512i vector() const { return _mm512_load_si512(bytes); }
+};
+template <class Index>
+constexpr ByteOrder byte_order(Index index) {
+  ByteOrder order{};
+  for (int i = 0; i < 64; ++i) order.bytes[i] = static_cast<std::uint8_t>(index(i));
+  return order;
+}
+
+// [32 elements of the even row, 32 of the odd one], of 8 bits
+RINGATTN_INLINE __m512i load_two_rows(const std::byte* even, const std::byte* odd) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(load_32(even)), load_32(odd), 1);
+}
+
 RINGATTN_INLINE __m512 scaled_int8(const std::byte* values, __m512 factor) {
   return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(values))), factor);
 }
 
-RINGATTN_INLINE void dequantize_int8(const std::byte* values, float scale, int dim, std::byte* row) {
-  const __m512 factor = _mm512_set1_ps(scale);
+RINGATTN_INLINE void dequantize_int8(const std::byte* values, __m512 factor, int dim, std::byte* row) {
   for (int c = 0; c < dim; c += kRunDims) {
     const __m512 low = scaled_int8(values + c, factor);
     _mm512_store_si512(row + 2 * c, to_bf16(low, scaled_int8(values + c + kRunDims / 2, factor)));
@@ -158,7 +165,7 @@ RINGATTN_INLINE void dequantize_int8(const std::byte* values, float scale, int d
 }
 
 // Two rows as pairs.
-RINGATTN_INLINE void dequantize_int8_pair(const std::byte* const (&values)[2], const float (&scales)[2], int dim,
+RINGATTN_INLINE void dequantize_int8_pair(const std::byte* const (&values)[2], const __m512 (&scales)[2], int dim,
                                           std::byte* pairs) {
   const BytePairs bytes(values[0], values[1], dim);
   const __m512 factors = alternate(scales[0], scales[1]);
@@ -169,67 +176,80 @@ RINGATTN_INLINE void dequantize_int8_pair(const std::byte* const (&values)[2], c
 }
 
 // E4M3: sign, exponent (4 bits), mantissa (3 bits). A power of two does not change how an element times the scale is
-// rounded. So a table has only the elements with exponent 1 and the subnormal ones, each times the scale, and the
-// exponent's bits are added to the result of the lookup. A NaN is read as 480, as CompressedCache allows.
-struct Fp8Table {
-  __m512i normal;     // an index has the mantissa and the lower bits of the exponent, less 1
-  __m512i subnormal;  // the same index
-};
-constexpr int kExponentOne = 1 << 7;  // of bf16
-
-// [mantissa of subnormal elements, then of elements with exponent 1]
-RINGATTN_INLINE __m512 fp8_elements(float scale) {
+// rounded. So a table has only the elements with the least exponents, each times the scale, and the rest of the exponent
+// is added to the result of the lookup. A NaN is read as 480, as CompressedCache allows.
+//
+// Multiples of 2^−9 less than 16: elements with exponents 0 (subnormal) and 1.
+RINGATTN_INLINE __m512 fp8_elements(__m512 scale) {
   const __m512 elements = _mm512_setr_ps(0, 0x1p-9F, 0x2p-9F, 0x3p-9F, 0x4p-9F, 0x5p-9F, 0x6p-9F, 0x7p-9F, 0x8p-9F,
                                          0x9p-9F, 0xap-9F, 0xbp-9F, 0xcp-9F, 0xdp-9F, 0xep-9F, 0xfp-9F);
-  return _mm512_mul_ps(elements, _mm512_set1_ps(scale));
+  return _mm512_mul_ps(elements, scale);
+}
+// Elements with exponents 2 and 3.
+RINGATTN_INLINE __m512 greater_fp8_elements(__m512 scale) {
+  const __m512 elements = _mm512_setr_ps(0x8p-8F, 0x9p-8F, 0xap-8F, 0xbp-8F, 0xcp-8F, 0xdp-8F, 0xep-8F, 0xfp-8F,
+                                         0x8p-7F, 0x9p-7F, 0xap-7F, 0xbp-7F, 0xcp-7F, 0xdp-7F, 0xep-7F, 0xfp-7F);
+  return _mm512_mul_ps(elements, scale);
 }
 
-// `x` has values with their signs extended.
-RINGATTN_INLINE __m512i fp8_to_bf16(__m512i x, __m512i index, const Fp8Table& table, int upper_bits) {
-  const __mmask32 small = _mm512_testn_epi16_mask(x, _mm512_set1_epi16(0x78));
-  __m512i elements = _mm512_permutexvar_epi16(index, table.normal);
-  elements = _mm512_mask_permutexvar_epi16(elements, small, index, table.subnormal);
-  const __m512i upper =
-      _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(static_cast<std::int16_t>(upper_bits)));
-  return _mm512_add_epi16(elements, upper);
+// Lower and upper bytes of bf16. Exponents are taken in twos, as these bytes have them: an index has 0 or 1 for them,
+// and the rest is added to the upper byte.
+struct Fp8Tables {
+  __m512i lower;
+  __m512i upper;
+};
+// What an element less its index is.
+RINGATTN_INLINE __m512i fp8_rest(__m512i x) {
+  return _mm512_subs_epu8(_mm512_and_si512(x, _mm512_set1_epi8(0x70)), _mm512_set1_epi8(0x10));
+}
+// The sign and the rest of the exponent.
+RINGATTN_INLINE __m512i fp8_upper_bits(__m512i x, __m512i rest) {
+  constexpr int kOrAnd = 0xf8;  // VPTERNLOG: a | (b & c)
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(rest, 4), x, _mm512_set1_epi8(-128), kOrAnd);
 }
 
-// `low` and `high` are elements of lanes 0 to 15 and 16 to 31. `exponent_bits`: those of an index that belong to the
-// exponent.
-RINGATTN_INLINE Fp8Table fp8_table(__m512 low, __m512 high, std::int16_t exponent_bits) {
-  const __m512i iota = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12,
-                                        11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i exponents = _mm512_slli_epi16(_mm512_and_si512(iota, _mm512_set1_epi16(exponent_bits)), 4);
-  Fp8Table table;
-  table.subnormal = to_bf16(low, high);
-  table.normal = _mm512_permutexvar_epi16(_mm512_or_si512(iota, _mm512_set1_epi16(8)), table.subnormal);
-  table.normal = _mm512_add_epi16(table.normal, _mm512_sub_epi16(exponents, _mm512_set1_epi16(kExponentOne)));
-  return table;
-}
-
-RINGATTN_INLINE void dequantize_fp8(const std::byte* values, float scale, int dim, std::byte* row) {
-  const __m512 elements = fp8_elements(scale);
-  // An index is two bits of the exponent, three of the mantissa.
-  const Fp8Table table = fp8_table(elements, elements, 0x18);
-  for (int c = 0; c < dim; c += kRunDims) {
-    const __m512i x = _mm512_cvtepi8_epi16(load_32(values + c));
-    _mm512_store_si512(row + 2 * c, fp8_to_bf16(x, x, table, 0x8600));
+// 64 elements at once.
+RINGATTN_INLINE void dequantize_fp8(const std::byte* values, __m512 scale, int dim, std::byte* row) {
+  static constexpr ByteOrder kPlanes = byte_order([](int i) { return 2 * (i % 32) + i / 32; });
+  // [32 lower bytes, 32 upper bytes]
+  const __m512i table =
+      _mm512_permutexvar_epi8(kPlanes.vector(), to_bf16(fp8_elements(scale), greater_fp8_elements(scale)));
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // so that unpacking leaves elements in turn
+  for (int c = 0; c < dim; c += kLineBytes) {
+    const bool whole = dim - c >= kLineBytes;
+    const __m512i x = _mm512_permutexvar_epi64(order, load_line(values + c, dim - c));
+    const __m512i rest = fp8_rest(x);
+    const __m512i index = _mm512_sub_epi8(x, rest);  // with the sign, which VPERMB ignores
+    const __m512i lower = _mm512_permutexvar_epi8(index, table);
+    const __m512i upper = _mm512_add_epi8(
+        _mm512_permutexvar_epi8(_mm512_or_si512(index, _mm512_set1_epi8(0x20)), table), fp8_upper_bits(x, rest));
+    _mm512_store_si512(row + 2 * c, _mm512_unpacklo_epi8(lower, upper));
+    if (whole) _mm512_store_si512(row + 2 * c + kLineBytes, _mm512_unpackhi_epi8(lower, upper));
   }
 }
 
-RINGATTN_INLINE void dequantize_fp8_pair(const std::byte* const (&values)[2], const float (&scales)[2], int dim,
+RINGATTN_INLINE void dequantize_fp8_pair(const std::byte* const (&values)[2], const __m512 (&scales)[2], int dim,
                                          std::byte* pairs) {
-  const BytePairs bytes(values[0], values[1], dim);
-  // An index is the row, one bit of the exponent, three of the mantissa.
-  const __m512i odd_row = _mm512_set1_epi32(0x0010'0000);
-  const Fp8Table table = fp8_table(fp8_elements(scales[0]), fp8_elements(scales[1]), 0x08);
-  for (int block = 0; block < dim / kBlockDims; ++block, pairs += kBlockBytes) {
-    const __m256i both =
-        _mm256_inserti128_si256(_mm256_castsi128_si256(load_16(bytes.first(block))), load_16(bytes.second(block)), 1);
-    const __m512i x = _mm512_cvtepi8_epi16(both);
-    constexpr int kAndOr = 0xea;
-    const __m512i index = _mm512_ternarylogic_epi32(x, _mm512_set1_epi16(15), odd_row, kAndOr);
-    _mm512_store_si512(pairs, fp8_to_bf16(x, index, table, 0x8700));
+  // 8 bytes have elements 4 · i to 4 · i + 3 of both rows in turn, of the first 16 elements or of the second.
+  static constexpr ByteOrder kOrder =
+      byte_order([](int i) { return i % 2 * 32 + i / 8 % 2 * 16 + i / 16 * 4 + i % 8 / 2; });
+  static constexpr ByteOrder kLower = byte_order([](int i) { return 2 * i; });
+  static constexpr ByteOrder kUpper = byte_order([](int i) { return 2 * i + 1; });
+  const __m512i order = kOrder.vector();
+  // Entries of the even row, then of the odd one.
+  const __m512i even = to_bf16(fp8_elements(scales[0]), greater_fp8_elements(scales[0]));
+  const __m512i odd = to_bf16(fp8_elements(scales[1]), greater_fp8_elements(scales[1]));
+  const Fp8Tables tables{_mm512_permutex2var_epi8(even, kLower.vector(), odd),
+                         _mm512_permutex2var_epi8(even, kUpper.vector(), odd)};
+  const __m512i odd_row = _mm512_set1_epi16(0x2000);
+  for (int c = 0; c < dim; c += kRunDims, pairs += 2 * kBlockBytes) {
+    const __m512i x = _mm512_permutexvar_epi8(order, load_two_rows(values[0] + c, values[1] + c));
+    const __m512i rest = fp8_rest(x);
+    const __m512i index = _mm512_or_si512(_mm512_sub_epi8(x, rest), odd_row);
+    const __m512i lower = _mm512_permutexvar_epi8(index, tables.lower);
+    const __m512i upper = _mm512_add_epi8(_mm512_permutexvar_epi8(index, tables.upper), fp8_upper_bits(x, rest));
+    _mm512_store_si512(pairs, _mm512_unpacklo_epi8(lower, upper));
+    _mm512_store_si512(pairs + kBlockBytes, _mm512_unpackhi_epi8(lower, upper));
   }
 }
 
@@ -372,15 +392,14 @@ struct Int8Rows {
 
   RINGATTN_INLINE static bool row(const QuantizedRows&, int, const std::byte* values, const std::byte* scales, int dim,
                                   std::byte* row) {
-    const float scale = scale_at(scales);
-    if (!is_usual(scale, kInt8Scales)) return false;
-    dequantize_int8(values, scale, dim, row);
+    if (!is_usual(scales, kInt8Scales)) return false;
+    dequantize_int8(values, scale_at(scales), dim, row);
     return true;
   }
   RINGATTN_INLINE static bool pair(const QuantizedRows&, int, const std::byte* const (&values)[2],
                                    const std::byte* const (&scales)[2], int dim, std::byte* pairs) {
-    const float two[2] = {scale_at(scales[0]), scale_at(scales[1])};
-    if (!is_usual(two[0], kInt8Scales) || !is_usual(two[1], kInt8Scales)) return false;
+    if (!is_usual(scales[0], kInt8Scales) || !is_usual(scales[1], kInt8Scales)) return false;
+    const __m512 two[2] = {scale_at(scales[0]), scale_at(scales[1])};
     dequantize_int8_pair(values, two, dim, pairs);
     return true;
   }
@@ -389,20 +408,22 @@ struct Int8Rows {
 struct Fp8Rows {
   static constexpr int kBits = 8;
 
-  RINGATTN_INLINE static float scale_of(const QuantizedRows& quantized, const std::byte* scales) {
-    return scales != nullptr ? scale_at(scales) : quantized.tile->one_scale;
+  RINGATTN_INLINE static const std::byte* scale_of(const QuantizedRows& quantized, const std::byte* scales) {
+    return scales != nullptr ? scales : reinterpret_cast<const std::byte*>(&quantized.tile->one_scale);
   }
   RINGATTN_INLINE static bool row(const QuantizedRows& quantized, int, const std::byte* values, const std::byte* scales,
                                   int dim, std::byte* row) {
-    const float scale = scale_of(quantized, scales);
+    const std::byte* const scale = scale_of(quantized, scales);
     if (!is_usual(scale, kFp8Scales)) return false;
-    dequantize_fp8(values, scale, dim, row);
+    dequantize_fp8(values, scale_at(scale), dim, row);
     return true;
   }
   RINGATTN_INLINE static bool pair(const QuantizedRows& quantized, int, const std::byte* const (&values)[2],
                                    const std::byte* const (&scales)[2], int dim, std::byte* pairs) {
-    const float two[2] = {scale_of(quantized, scales[0]), scale_of(quantized, scales[1])};
-    if (!is_usual(two[0], kFp8Scales) || !is_usual(two[1], kFp8Scales)) return false;
+    const std::byte* const even = scale_of(quantized, scales[0]);
+    const std::byte* const odd = scale_of(quantized, scales[1]);
+    if (!is_usual(even, kFp8Scales) || !is_usual(odd, kFp8Scales)) return false;
+    const __m512 two[2] = {scale_at(even), scale_at(odd)};
     dequantize_fp8_pair(values, two, dim, pairs);
     return true;
   }
@@ -446,48 +467,50 @@ struct Int4ChannelRows {
   }
 };
 
+int run_end(int key, int end) { return std::min(end, key / kMinPageRunKeys * kMinPageRunKeys + kMinPageRunKeys); }
+
 // kDim: the dim, or 0 for any.
 template <class Rows, int kDim>
 RINGATTN_AVX512 bool load_rows(const QuantizedRows& quantized, int first, int end, std::byte* rows) {
   const int dim = kDim != 0 ? kDim : quantized.dim;
-  RowCursor values(quantized.tile->values, first);
-  RowCursor scales(quantized.tile->scales, first);
-  Requests requests(quantized.next, *quantized.tile, first);
-  for (int key = first;; rows += 2 * dim) {
-    requests.request(key, 1, dim * Rows::kBits / 8);
-    if (!Rows::row(quantized, key, values.row(), scales.row(), dim, rows)) return false;
-    if (++key >= end) return true;
-    values.move(key, 1);
-    scales.move(key, 1);
+  for (int key = first; key < end;) {
+    RunRows run(*quantized.tile, key);
+    RunRows next = next_rows(quantized, key);
+    for (const int last = run_end(key, end); key < last; ++key, rows += 2 * dim) {
+      next.request(1, dim * Rows::kBits / 8);
+      if (!Rows::row(quantized, key, run.values, run.scales, dim, rows)) return false;
+      run.advance(1);
+      next.advance(1);
+    }
   }
+  return true;
 }
 
 template <class Rows, int kDim>
 RINGATTN_AVX512 bool load_pairs(const QuantizedRows& quantized, int first, int end, std::byte* pairs) {
   const int dim = kDim != 0 ? kDim : quantized.dim;
   const int keys = quantized.tile->keys;
-  RowCursor values(quantized.tile->values, std::min(first, keys - 1));
-  RowCursor scales(quantized.tile->scales, std::min(first, keys - 1));
-  Requests requests(quantized.next, *quantized.tile, first);
-  for (int key = first; key < end; pairs += kLineBytes) {
-    requests.request(key, 2, dim * Rows::kBits / 8);
-    if (key < keys) {
+  int key = first;
+  while (key < std::min(end, keys)) {
+    RunRows run(*quantized.tile, key);
+    RunRows next = next_rows(quantized, key);
+    for (const int last = run_end(key, std::min(end, keys)); key < last; key += 2, pairs += kLineBytes) {
+      next.request(2, dim * Rows::kBits / 8);
       // The row after the last one is 0 times its scale, or has pairs of zeros.
       const bool both = key + 1 < keys;
-      const std::byte* const two_values[2] = {values.row(), both ? values.odd_row() : kZeroRow};
-      const std::byte* const two_scales[2] = {scales.row(), both               ? scales.odd_row()
-                                                            : Rows::kBits == 4 ? kZeroRow
-                                                                               : scales.row()};
+      const std::byte* const two_values[2] = {run.values, both ? run.values + run.value_stride : kZeroRow};
+      const std::byte* const two_scales[2] = {run.scales, both               ? run.scales + run.scale_stride
+                                                          : Rows::kBits == 4 ? kZeroRow
+                                                                             : run.scales};
       if (!Rows::pair(quantized, key, two_values, two_scales, dim, pairs)) return false;
-    } else {
-      for (int block = 0; block < dim / kBlockDims; ++block) {
-        _mm512_store_si512(pairs + static_cast<std::size_t>(block) * kBlockBytes, _mm512_setzero_si512());
-      }
+      run.advance(2);
+      next.advance(2);
     }
-    key += 2;
-    if (key >= std::min(end, keys)) continue;
-    values.move(key, 2);
-    scales.move(key, 2);
+  }
+  for (; key < end; key += 2, pairs += kLineBytes) {
+    for (int block = 0; block < dim / kBlockDims; ++block) {
+      _mm512_store_si512(pairs + static_cast<std::size_t>(block) * kBlockBytes, _mm512_setzero_si512());
+    }
   }
   return true;
 }

@@ -19,7 +19,7 @@ struct QuantizedTile {
   int keys = 0;
 };
 
-// Whether load_quantized_rows() supports the format. The processor must have AVX512-BF16.
+// Whether load_quantized_rows() supports the format. The processor must have AVX512-BF16 and AVX512-VBMI.
 bool dequantizes_tiles(const RowFormat& format, const RowShape& shape);
 
 // kInt4Channel: scales and zero points of the group of tokens that was read last, of even channels and of odd ones.
