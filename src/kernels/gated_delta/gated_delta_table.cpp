@@ -24,7 +24,8 @@ constexpr KernelRow<GatedDeltaSpec> kTable[] = {
     {{kCpuPlatform, "cpu_gated_delta", "fp32, bf16, fp16; GDN and KDA; key_dim and value_dim multiples of 8 up to 256",
       cpu::cpu_gated_delta_speed},
      cpu::cpu_gated_delta_missing,
-     cpu::make_cpu_gated_delta},
+     cpu::make_cpu_gated_delta,
+     cpu::cpu_gated_delta_work},
 };
 
 }  // namespace

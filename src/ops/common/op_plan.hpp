@@ -62,9 +62,6 @@ class OpPlan {
 // Threads of a rank's host kernels, as a run on this machine would have them.
 int planned_threads(const Options& options);
 
-// machine_factor() of a kernel that computes in fp32 on CPUs, whatever the dtype of its inputs: those of SSM ops.
-double fp32_machine_factor(const PlanRequest& request, const KernelEntry& kernel, Dtype dtype, const Backend& backend);
-
 // Ranks that are shown without `verbose`.
 inline constexpr int kShownRanks = 8;
 

@@ -14,6 +14,7 @@
 
 #include "base/rank_liveness.hpp"
 #include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/registry.hpp"
 #include "kernels/ssm/cpu/ssd_levels.hpp"
 #include "kernels/ssm/cpu/ssm_ops.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
@@ -491,7 +492,25 @@ std::vector<std::string> cpu_gated_delta_missing(const GatedDeltaSpec& spec) {
 }
 
 double cpu_gated_delta_speed(const Backend& backend) {
-  return best_ssm_ops().flops_per_second * static_cast<const CpuBackend&>(backend).threads();
+  GatedDeltaSpec any;
+  return host_speed(cpu_gated_delta_work(any, backend, kManyTokens), nullptr);
+}
+
+HostWork cpu_gated_delta_work(const GatedDeltaSpec& spec, const Backend& backend, std::int64_t tokens) {
+  const int threads = static_cast<const CpuBackend&>(backend).threads();
+  const double rows = static_cast<double>(tokens);
+  const double segments = std::ceil(rows / static_cast<double>(kSegmentTokens));
+  const double flops = 6.0 * spec.value_heads * spec.key_dim * spec.value_dim * rows;
+  // Measured with four heads of 128, 2k to 16k tokens and one thread: the rate of one pass over the rows, and how much
+  // longer a segment takes whose transition is computed as well, which is that of any but the first.
+  constexpr double kPassRate = 12.5;  // of SsmOps::flops_per_second
+  constexpr double kTransition = 2.9;
+  const double pass = flops / (kPassRate * best_ssm_ops().flops_per_second);
+  WorkPhase finish{.tiles = segments * spec.value_heads, .vector_seconds = pass};
+  finish.regions = std::ceil(finish.tiles / static_cast<double>(kHeadsPerHeartbeat * threads));
+  WorkPhase accumulate = finish;
+  accumulate.vector_seconds *= 1.0 + kTransition * (segments - 1.0) / segments;
+  return {threads, flops, {accumulate, finish}};
 }
 
 std::unique_ptr<GatedDeltaKernel> make_cpu_gated_delta(const GatedDeltaSpec& spec, Backend& backend) {

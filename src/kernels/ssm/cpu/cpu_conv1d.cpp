@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/rank_liveness.hpp"
 #include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/registry.hpp"
 #include "kernels/common/token_units.hpp"
 #include "kernels/ssm/cpu/ssm_ops.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
@@ -17,6 +19,7 @@ namespace ringattn::cpu {
 namespace {
 
 constexpr std::int64_t kBlockRows = 64;           // rows of a run per work item
+constexpr std::int64_t kRowsInFp32 = 16;          // rows that a thread has in fp32 at once: in its L2 cache
 constexpr std::int64_t kBlocksPerHeartbeat = 64;  // per thread, between heartbeats
 
 class CpuConv1d final : public CausalConv1dKernel {
