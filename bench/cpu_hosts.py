@@ -56,7 +56,12 @@ JOBS = [
     ("--op selective_scan --heads 5120 --seq 2k", 16),
     ("--op linear_attention --heads 16 --seq 8k", 1),
     ("--op linear_attention --heads 16 --seq 2k --decay dim", 1),
+    ("--op gated_delta --heads 16 --seq 2k", 1),
+    ("--op gated_delta --heads 16 --seq 8k", 16),
+    ("--op conv1d --heads 4096 --seq 8k", 1),
     (f"--op attention_backward {GQA} --seq 2k", 2),
+    ("--op ssd_backward --heads 24 --seq 2k", 1),
+    ("--op ssd_backward --heads 80 --seq 8k", 16),
 ]
 
 RANK_JOB = "--heads 8 --kv-heads 8 --head-dim 128 --mask causal"

@@ -202,6 +202,12 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
     if (machine->fp32_flops_per_second > 0.0) json.member("fp32_flops_per_second", machine->fp32_flops_per_second);
     if (machine->memory_bytes_per_second > 0.0)
       json.member("memory_bytes_per_second", machine->memory_bytes_per_second);
+    if (machine->thread_flops_per_second > 0.0) {
+      json.member("thread_flops_per_second", machine->thread_flops_per_second);
+      json.member("thread_fp32_flops_per_second", machine->thread_fp32_flops_per_second);
+      json.member("thread_memory_bytes_per_second", machine->thread_memory_bytes_per_second);
+      json.member("region_seconds", machine->region_seconds);
+    }
     if (!machine->kernel.empty()) json.member("kernel", machine->kernel);
     json.end_object();
   }
@@ -213,6 +219,11 @@ std::string machine_line(const MachineModel& machine) {
   if (machine.fp32_flops_per_second > 0.0) text += fmt::format(" (fp32 {:.4g})", machine.fp32_flops_per_second / 1e9);
   if (machine.memory_bytes_per_second > 0.0) {
     text += fmt::format(", reads {:.4g} GB/s of memory", machine.memory_bytes_per_second / 1e9);
+  }
+  if (machine.thread_flops_per_second > 0.0) {
+    text +=
+        fmt::format(", one thread {:.4g} GFLOP/s (fp32 {:.4g}) and {:.4g} GB/s", machine.thread_flops_per_second / 1e9,
+                    machine.thread_fp32_flops_per_second / 1e9, machine.thread_memory_bytes_per_second / 1e9);
   }
   return text + fmt::format(", receives {:.4g} GB/s, latency {:.4g} us ({})", machine.link_bytes_per_second / 1e9,
                             machine.latency_seconds * 1e6, machine.name);

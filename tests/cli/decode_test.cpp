@@ -238,8 +238,8 @@ TEST(PlanDecode, EstimatesCpuStepsByTheMemoryRate) {
   ASSERT_EQ(read.code, 0) << read.err;
   const auto number = [](const Finished& plan, const char* name) { return std::stod(json_at(plan.out, name)); };
   const double milliseconds = number(read, "/rows/0/bytes_read") / 1e9 * 1e3;
-  EXPECT_NEAR(number(read, "/rows/0/estimated_ms"), milliseconds, 1e-6 * milliseconds);
-  EXPECT_NEAR(number(read, "/rows/1/estimated_ms"), milliseconds / 2, 1e-6 * milliseconds);
+  EXPECT_NEAR(number(read, "/rows/0/estimated_ms"), milliseconds, 1e-3 * milliseconds);
+  EXPECT_NEAR(number(read, "/rows/1/estimated_ms"), milliseconds / 2, 1e-3 * milliseconds);
   const Finished text = tool({"plan", "--op", "decode", "--seq", "64k", "--backend", "cpu", "--machine", reader});
   EXPECT_TRUE(has(text.out, "# machine: " + reader + "; reads 1 GB/s of memory a rank\n")) << text.out;
   // By default it takes longer to pack a cache of few rows, and less with more threads.

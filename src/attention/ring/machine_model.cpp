@@ -14,7 +14,6 @@
 #include "base/quotes.hpp"
 #include "base/text_file.hpp"
 #include "io/flat_table.hpp"
-#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 
@@ -27,16 +26,24 @@ struct Member {
   bool optional = false;
 };
 
-constexpr Member kMembers[] = {{"flops_per_second", &MachineModel::flops_per_second},
-                               {"link_bytes_per_second", &MachineModel::link_bytes_per_second},
-                               {"latency_seconds", &MachineModel::latency_seconds, /*may_be_zero=*/true},
-                               {"fp32_flops_per_second", &MachineModel::fp32_flops_per_second, false, true},
-                               {"memory_bytes_per_second", &MachineModel::memory_bytes_per_second, false, true}};
+constexpr Member kMembers[] = {
+    {"flops_per_second", &MachineModel::flops_per_second},
+    {"link_bytes_per_second", &MachineModel::link_bytes_per_second},
+    {"latency_seconds", &MachineModel::latency_seconds, /*may_be_zero=*/true},
+    {"fp32_flops_per_second", &MachineModel::fp32_flops_per_second, false, true},
+    {"memory_bytes_per_second", &MachineModel::memory_bytes_per_second, false, true},
+    {"thread_flops_per_second", &MachineModel::thread_flops_per_second, false, true},
+    {"thread_fp32_flops_per_second", &MachineModel::thread_fp32_flops_per_second, false, true},
+    {"thread_memory_bytes_per_second", &MachineModel::thread_memory_bytes_per_second, false, true},
+    {"region_seconds", &MachineModel::region_seconds, false, true}};
 
 struct TextMember {
   std::string_view name;
   std::string MachineModel::*value;
 };
+
+// Tokens that a rank of one thread computes in the time that is measured, rounded to a power of two, and 16 in twice.
+constexpr std::int64_t kMeasuredTokens = 16384;
 
 constexpr TextMember kTexts[] = {{"name", &MachineModel::name}, {"kernel", &MachineModel::kernel}};
 
@@ -87,9 +94,7 @@ MachineModel default_machine(const KernelEntry& kernel, const Backend& backend) 
 
 double machine_factor(const MachineModel& given, const KernelEntry& kernel, Dtype dtype, const Backend& backend) {
   if (given.of_job || given == MachineModel{}) return 1.0;
-  // CPU kernels without AMX tiles compute bf16 and fp16 in fp32, too.
-  const bool as_fp32 = dtype == Dtype::kF32 || (kernel.backend == "cpu" && !kernel.amx_bf16);
-  const bool fp32 = as_fp32 && given.fp32_flops_per_second > 0.0;
+  const bool fp32 = dtype == Dtype::kF32 && given.fp32_flops_per_second > 0.0;
   const AttentionSpec spec = measured_spec(fp32 ? Dtype::kF32 : Dtype::kBf16);
   const AttentionRow* measured = nullptr;
   for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
@@ -100,24 +105,45 @@ double machine_factor(const MachineModel& given, const KernelEntry& kernel, Dtyp
   return (fp32 ? given.fp32_flops_per_second : given.flops_per_second) / measured->speed(spec, backend);
 }
 
-double memory_rate(const MachineModel& given, int threads) {
-  constexpr double kOfThread = 1.5e10;  // measured on a Xeon: one core reads 14.9 GB/s,
-  constexpr double kOfHost = 1e11;      // 16 threads read 99.4 GB/s (bench/notes/decoding.md)
-  return given.memory_bytes_per_second > 0.0 ? given.memory_bytes_per_second : std::min(threads * kOfThread, kOfHost);
+HostRates host_rates(const MachineModel& given, int threads) {
+  HostRates rates = default_host_rates(threads);
+  if (given.of_job || given == MachineModel{}) return rates;
+  // What was not measured of one thread is in the default proportion to what was measured of all.
+  const auto take = [](HostRate& rate, double one, double all, double unit) {
+    if (all <= 0.0) return;
+    const double part = rate.one / rate.all;
+    rate.all = all / unit;
+    rate.one = one > 0.0 ? one / unit : rate.all * part;
+  };
+  const auto attention = std::ranges::find(kernel_table<AttentionSpec>(), "cpu_attention", &AttentionRow::name);
+  const auto backend = attention->make_backend({threads, kNoDevice});
+  // Rates of one core in the job that was measured, with the time that its threads lose at the end.
+  constexpr double kNoWait = 1e30;  // bytes a second
+  const auto unit = [&](Dtype dtype) {
+    const HostWork work = attention->host_work(measured_spec(dtype), *backend, kMeasuredTokens);
+    const HostRate core{1.0, 1.0};
+    return work.flops / host_seconds(work, {core, core, {kNoWait, kNoWait}, 0.0});
+  };
+  const bool fp32 = given.fp32_flops_per_second > 0.0;
+  take(rates.vector, fp32 ? given.thread_fp32_flops_per_second : given.thread_flops_per_second,
+       fp32 ? given.fp32_flops_per_second : given.flops_per_second, unit(fp32 ? Dtype::kF32 : Dtype::kBf16));
+  take(rates.amx, given.thread_flops_per_second, given.flops_per_second, unit(Dtype::kBf16));
+  take(rates.memory, given.thread_memory_bytes_per_second, given.memory_bytes_per_second, 1.0);
+  if (given.region_seconds > 0.0) rates.region_seconds = given.region_seconds;
+  return rates;
 }
 
-MachineModel job_machine(const MachineModel& given, const KernelEntry& kernel, double flops_per_second, Dtype dtype,
-                         const Backend& backend) {
+MachineModel job_machine(const MachineModel& given, const KernelEntry& kernel, double flops_per_second) {
   if (given == MachineModel{}) return default_machine(kernel, flops_per_second);
   MachineModel machine = given;
-  if (!given.of_job) machine.flops_per_second = flops_per_second * machine_factor(given, kernel, dtype, backend);
+  if (!given.of_job) machine.flops_per_second = flops_per_second;
   machine.of_job = true;
   return machine;
 }
 
 MachineModel job_machine(const MachineModel& given, const AttentionRow& kernel, const AttentionSpec& spec,
                          const Backend& backend, std::int64_t tokens) {
-  return job_machine(given, kernel, kernel.speed(spec, backend, tokens), spec.dtype, backend);
+  return job_machine(given, kernel, machine_speed(given, kernel, spec, spec.dtype, backend, tokens));
 }
 
 std::int64_t tokens_of_rank(const Batch& batch, int world) { return (batch.q_tokens() + world - 1) / world; }

@@ -2,19 +2,18 @@
 // The machine model of a plan. `ringattn info --measure` writes it to a file, and `--machine` reads that file.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "kernels/attention/attention.hpp"
+#include "kernels/common/host_work.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 
-class Backend;
 struct Batch;
-struct KernelEntry;
-template <class Spec>
-struct KernelRow;
 
 struct MachineModel {
   std::string name = "default";
@@ -25,6 +24,12 @@ struct MachineModel {
   double fp32_flops_per_second = 0.0;    // of measured_spec(fp32); 0: not measured
   double memory_bytes_per_second = 0.0;  // read by one rank with all of its threads; 0: not measured
   std::string kernel = {};               // with which flops_per_second was measured; empty: the first of its backend
+  // Rates of one thread of a host rank while the others are idle, and the time of an empty parallel region; 0: not
+  // measured.
+  double thread_flops_per_second = 0.0;
+  double thread_fp32_flops_per_second = 0.0;
+  double thread_memory_bytes_per_second = 0.0;
+  double region_seconds = 0.0;
   // Whether flops_per_second is that of a job (job_machine()), not of measured_spec(). Not in files.
   bool of_job = false;
 
@@ -43,13 +48,24 @@ MachineModel default_machine(const KernelEntry& kernel, const Backend& backend);
 // kernel that it was measured with. 1 if nothing was measured. `kernel` is any kernel that runs on `backend`.
 double machine_factor(const MachineModel& given, const KernelEntry& kernel, Dtype dtype, const Backend& backend);
 
-// Bytes that a host rank of `threads` threads reads in a second: the measured rate, or an assumed one.
-double memory_rate(const MachineModel& given, int threads);
+// The rates of a host rank of `threads` threads: the measured ones, and the default rates of what was not measured.
+HostRates host_rates(const MachineModel& given, int threads);
 
-// The machine model of a job whose kernel has the default speed `flops_per_second`: default_machine() if `given` is not
-// set, else `given` with that speed times machine_factor().
-MachineModel job_machine(const MachineModel& given, const KernelEntry& kernel, double flops_per_second, Dtype dtype,
-                         const Backend& backend);
+// The estimated speed of a kernel on the given machine, where a rank computes `tokens`, in flop/s.
+template <class Spec>
+double machine_speed(const MachineModel& given, const KernelRow<Spec>& kernel, const Spec& spec, Dtype dtype,
+                     const Backend& backend, std::int64_t tokens) {
+  if (kernel.host_work == nullptr) {
+    return kernel.speed(spec, backend, tokens) * machine_factor(given, kernel, dtype, backend);
+  }
+  const HostWork work = kernel.host_work(spec, backend, std::max<std::int64_t>(1, tokens));
+  const HostRates rates = host_rates(given, work.threads);
+  return host_speed(work, &rates);
+}
+
+// The machine model of a job whose kernel has the estimated speed `flops_per_second`: default_machine() if `given` is
+// not set, else `given` with that speed.
+MachineModel job_machine(const MachineModel& given, const KernelEntry& kernel, double flops_per_second);
 
 // The same for attention of `spec`, where the rank computes `tokens` queries.
 MachineModel job_machine(const MachineModel& given, const KernelRow<AttentionSpec>& kernel, const AttentionSpec& spec,

@@ -37,6 +37,7 @@ constexpr AttentionRow kTable[] = {
      sm80::attention_missing,
      sm80::make_attention,
      // Above 256 dims eight warps share 32 rows (sm80/sliced/): 118.2 TFLOP/s at 4k, 121.1 at 16k.
+     /*host_work=*/nullptr,
      [](const AttentionSpec& spec, const Backend&, std::int64_t) {
        return spec.head_dim > 256 ? 1.18e14 : kSm80Flops;
      }},
@@ -45,6 +46,7 @@ constexpr AttentionRow kTable[] = {
       [](const Backend&) { return kSimtFlops; }},
      sm80::simt_missing,
      sm80::make_simt,
+     /*host_work=*/nullptr,
      [](const AttentionSpec& spec, const Backend&, std::int64_t) { return spec.head_dim > 256 ? 2.1e12 : kSimtFlops; }},
 #endif
     {{kCpuPlatform, "cpu_attention",
@@ -52,7 +54,7 @@ constexpr AttentionRow kTable[] = {
       cpu::cpu_attention_speed, nullptr, /*amx_bf16=*/true},
      cpu::cpu_attention_missing,
      cpu::make_cpu_attention,
-     cpu::cpu_attention_speed},
+     cpu::cpu_attention_work},
 };
 
 }  // namespace

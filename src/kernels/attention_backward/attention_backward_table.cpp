@@ -41,7 +41,8 @@ constexpr KernelRow<AttentionBackwardSpec> kTable[] = {
       "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks",
       cpu::cpu_attention_backward_speed},
      cpu::cpu_attention_backward_missing,
-     cpu::make_cpu_attention_backward},
+     cpu::make_cpu_attention_backward,
+     cpu::cpu_attention_backward_work},
 };
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,13 +15,14 @@
 #include <vector>
 
 #include "kernels/attention/attention.hpp"
+#include "kernels/common/host_work.hpp"
 #include "kernels/common/platform.hpp"
 #include "kernels/gemm/batched_gemm.hpp"
 
 namespace ringattn {
 
 // Stands for a job that is so long that its length does not change a kernel's speed.
-inline constexpr std::int64_t kManyTokens = std::numeric_limits<std::int64_t>::max();
+inline constexpr std::int64_t kManyTokens = std::int64_t{1} << 24;
 
 // The fields that every kernel's entry has, whatever its op.
 struct KernelEntry : KernelPlatform {
@@ -48,13 +48,18 @@ struct KernelRow : KernelEntry {
   std::vector<std::string> (*missing)(const Spec& spec);
   // `backend` was created by this entry's make_backend and outlives the kernel.
   std::unique_ptr<typename Spec::Kernel> (*make_kernel)(const Spec& spec, Backend& backend);
-  // flops_per_second() for the dtype and dims of `spec` if `tokens` are computed together (kManyTokens: so many that
-  // their number does not matter). Null: the speed is the same for all specs.
+  // CPU kernels: the work of a call that computes `tokens` tokens (kManyTokens: so many that their number does not
+  // matter), from which all their time estimates are made. Null: flops_per_second() for all specs.
+  HostWork (*host_work)(const Spec& spec, const Backend& backend, std::int64_t tokens) = nullptr;
+  // GPU kernels: flops_per_second() for the dtype and dims of `spec`. Null: the speed is the same for all specs.
   double (*spec_flops_per_second)(const Spec& spec, const Backend& backend, std::int64_t tokens) = nullptr;
 
-  double speed(const Spec& spec, const Backend& here, std::int64_t tokens = kManyTokens) const {
-    if (spec_flops_per_second == nullptr) return flops_per_second(here);
-    return spec_flops_per_second(spec, here, std::max<std::int64_t>(1, tokens));  // a job of no tokens has a rate, too
+  // Estimated flop/s for `spec`. `rates`: of a host rank's processors; null: default_host_rates().
+  double speed(const Spec& spec, const Backend& here, std::int64_t tokens = kManyTokens,
+               const HostRates* rates = nullptr) const {
+    const std::int64_t some = std::max<std::int64_t>(1, tokens);  // a job of no tokens has a rate, too
+    if (host_work != nullptr) return host_speed(host_work(spec, here, some), rates);
+    return spec_flops_per_second == nullptr ? flops_per_second(here) : spec_flops_per_second(spec, here, some);
   }
 };
 

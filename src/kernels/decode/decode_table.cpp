@@ -68,19 +68,26 @@ constexpr KernelRow<DecodeSpec> latent_row(std::string_view supports) {
 }
 #endif
 
-// Few rows share a tile, so the time of a step is that of packing or dequantizing its keys and values, for any number
-// of rows. With AMX, they are read directly from the cache, or dequantized 32 keys at a time. The number of elements of
-// K and V per second was measured with 1 and 16 threads (bench/notes/attention-portable.md#estimates, decoding.md);
-// fp8, int8 and int4 differ from their common rate by at most 13 %.
-double cpu_decode_speed(const DecodeSpec& spec, const Backend& backend, std::int64_t rows) {
-  const int threads = static_cast<const cpu::CpuBackend&>(backend).threads();
-  const bool amx = spec.attention.dtype == Dtype::kBf16 && cpu::has_amx_bf16();
-  const double elements = spec.format.is_plain()
-                              ? (amx ? 5.1e9 * (0.45 * threads + 0.55) : 3.3e9 * (0.3 * threads + 0.7))
-                              : (amx ? 6.4e9 * (0.58 * threads + 0.42) : 1.6e9 * (0.5 * threads + 0.5));  // a second
+// The work of a step of `rows` rows over one key. Few rows share a tile, so a step takes the time of packing or
+// dequantizing its keys and values, for any number of rows. With AMX, they are read directly from the cache, or
+// dequantized a tile at a time. The number of elements of K and V per second was measured with one thread
+// (bench/notes/attention-portable.md#estimates, decoding.md); fp8, int8 and int4 differ from their common rate by at
+// most 13 %. The bytes of a key depend on the cache: the op adds them.
+HostWork cpu_decode_work(const DecodeSpec& spec, const Backend& backend, std::int64_t rows) {
+  const auto& cpu = static_cast<const cpu::CpuBackend&>(backend);
   const AttentionSpec& attention = spec.attention;
-  const double stacked = static_cast<double>(rows) * attention.heads / attention.kv_heads;
-  return std::min(elements * 2.0 * stacked, cpu::cpu_attention_speed(attention, backend, kManyTokens));
+  const cpu::TileOps& ops = cpu.attention_ops(attention.dtype);
+  const bool amx = ops.q_per_float > 1;
+  const double element_rate = spec.format.is_plain() ? (amx ? 5.1e9 : 3.3e9) : (amx ? 6.4e9 : 1.6e9);
+  const double dims = attention.head_dim + attention.head_dim_v;
+  const double flops = 2.0 * dims * attention.heads * static_cast<double>(rows);
+  WorkPhase phase{.vector_seconds = dims * attention.kv_heads / element_rate};
+  const double products = flops / ops.flops_per_second;  // take longer with many rows
+  if (products > phase.vector_seconds) {
+    (amx ? phase.amx_seconds : phase.vector_seconds) = products;
+    if (amx) phase.vector_seconds = 0.0;
+  }
+  return {cpu.threads(), flops, {phase}};
 }
 
 constexpr KernelRow<DecodeSpec> kTable[] = {
@@ -129,7 +136,7 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
        return without_products(missing_of(cpu::cpu_attention_missing(spec.attention), spec, TileSizes{}), spec);
      },
      cpu::make_cpu_decode,
-     cpu_decode_speed},
+     cpu_decode_work},
 };
 
 }  // namespace

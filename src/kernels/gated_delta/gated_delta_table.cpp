@@ -29,11 +29,13 @@ constexpr KernelRow<GatedDeltaSpec> kTable[] = {
       nullptr,
       /*amx_bf16=*/true},
      cpu::cpu_gated_delta_amx_missing,
-     cpu::make_cpu_gated_delta_amx},
+     cpu::make_cpu_gated_delta_amx,
+     cpu::cpu_gated_delta_amx_work},
     {{kCpuPlatform, "cpu_gated_delta", "fp32, bf16, fp16; GDN and KDA; key_dim and value_dim multiples of 8 up to 256",
       cpu::cpu_gated_delta_speed},
      cpu::cpu_gated_delta_missing,
-     cpu::make_cpu_gated_delta},
+     cpu::make_cpu_gated_delta,
+     cpu::cpu_gated_delta_work},
 };
 
 }  // namespace

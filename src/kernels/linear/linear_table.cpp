@@ -20,15 +20,20 @@ namespace ringattn {
 
 namespace {
 
-// Fitted to 1, 64 and 1,024 rows of 4096 x 4096 with 1 and 16 threads (bench/notes/attention-portable.md#estimates).
-// Without AMX tiles few rows leave vectors idle.
-double cpu_linear_speed(const LinearSpec& spec, const Backend& backend, std::int64_t tokens) {
-  AttentionSpec attention;
-  attention.dtype = spec.dtype;
-  const double speed = cpu::cpu_attention_speed(attention, backend, kManyTokens);
-  if (static_cast<const cpu::CpuBackend&>(backend).attention_ops(spec.dtype).q_per_float > 1) return 0.85 * speed;
+// Parts of attention's rate, fitted to 64 and 1,024 rows of 4096 x 4096 (bench/notes/attention-portable.md#estimates).
+// Without AMX tiles few rows leave vectors idle. The bytes of the weights depend on their format: the op adds them.
+HostWork cpu_linear_work(const LinearSpec& spec, const Backend& backend, std::int64_t tokens) {
+  const auto& cpu = static_cast<const cpu::CpuBackend&>(backend);
+  const cpu::TileOps& ops = cpu.attention_ops(spec.dtype);
   const auto rows = static_cast<double>(tokens);
-  return 0.72 * speed * rows / (rows + 40.0);
+  const double flops = 2.0 * rows * static_cast<double>(spec.in_features) * static_cast<double>(spec.sum_columns());
+  WorkPhase phase{.tiles = 4.0 * cpu.threads()};
+  if (ops.q_per_float > 1) {
+    phase.amx_seconds = flops / (0.85 * ops.flops_per_second);
+  } else {
+    phase.vector_seconds = flops / (0.66 * ops.flops_per_second * rows / (rows + 40.0));
+  }
+  return {cpu.threads(), flops, {phase}};
 }
 
 constexpr KernelRow<LinearSpec> kTable[] = {
@@ -76,7 +81,7 @@ constexpr KernelRow<LinearSpec> kTable[] = {
       nullptr, /*amx_bf16=*/true},
      missing_in_linear,
      cpu::make_cpu_linear,
-     cpu_linear_speed},
+     cpu_linear_work},
 };
 
 }  // namespace

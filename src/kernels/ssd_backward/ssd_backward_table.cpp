@@ -33,7 +33,8 @@ constexpr KernelRow<SsdBackwardSpec> kTable[] = {
     {{kCpuPlatform, "cpu_ssd_backward", "fp32, bf16, fp16; head_dim and state_dim multiples of 8 up to 256",
       cpu::cpu_ssd_backward_speed},
      cpu::cpu_ssd_backward_missing,
-     cpu::make_cpu_ssd_backward},
+     cpu::make_cpu_ssd_backward,
+     cpu::cpu_ssd_backward_work},
 };
 
 }  // namespace

@@ -22,7 +22,8 @@ constexpr KernelRow<CausalConv1dSpec> kTable[] = {
     {{kCpuPlatform, "cpu_conv1d", "fp32, bf16, fp16; channels that are multiples of 8, width 2 to 4",
       cpu::cpu_conv1d_speed},
      vectorized_conv1d_missing,
-     cpu::make_cpu_conv1d},
+     cpu::make_cpu_conv1d,
+     cpu::cpu_conv1d_work},
 };
 
 }  // namespace

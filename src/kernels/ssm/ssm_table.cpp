@@ -18,12 +18,12 @@ namespace ringattn {
 
 namespace {
 
-// The speed of a CPU kernel that has work for all threads. It does not depend on the heads then.
-template <double (*kSpeed)(const SsmSpec&, const Backend&, std::int64_t)>
+// The speed of a CPU kernel that has work for all threads.
+template <HostWork (*kWork)(const SsmSpec&, const Backend&, std::int64_t)>
 double speed_of_many(const Backend& backend) {
   SsmSpec any;
   any.heads = 1;
-  return kSpeed(any, backend, kManyTokens);
+  return host_speed(kWork(any, backend, kManyTokens), nullptr);
 }
 
 // GPU speeds were measured on an H200 and rounded down. By ssm_token_flops() 131,072 tokens of 80 heads of 64 with a
@@ -60,38 +60,38 @@ constexpr KernelRow<SsmSpec> kTable[] = {
     {{{"cpu", cpu::amx_ssd_unavailable, cpu::make_cpu_backend},
       "cpu_ssd_amx",
       "bf16; a decay per head, by AMX tiles; head_dim and state_dim multiples of 32 up to 256",
-      speed_of_many<cpu::cpu_ssd_amx_speed>,
+      speed_of_many<cpu::cpu_ssd_amx_work>,
       nullptr,
       /*amx_bf16=*/true},
      cpu::cpu_ssd_amx_missing,
      cpu::make_cpu_ssd_amx,
-     cpu::cpu_ssd_amx_speed},
+     cpu::cpu_ssd_amx_work},
     {{kCpuPlatform, "cpu_ssd", "fp32, bf16, fp16; a decay per head; head_dim and state_dim multiples of 8 up to 256",
-      speed_of_many<cpu::cpu_ssd_speed>},
+      speed_of_many<cpu::cpu_ssd_work>},
      cpu::cpu_ssd_missing,
      cpu::make_cpu_ssd,
-     cpu::cpu_ssd_speed},
+     cpu::cpu_ssd_work},
     {{{"cpu", cpu::amx_gla_unavailable, cpu::make_cpu_backend},
       "cpu_gla_amx",
       "bf16; a decay per key dim, by AMX tiles; head_dim and state_dim multiples of 32 up to 256",
-      speed_of_many<cpu::cpu_gla_amx_speed>,
+      speed_of_many<cpu::cpu_gla_amx_work>,
       nullptr,
       /*amx_bf16=*/true},
      cpu::cpu_gla_amx_missing,
      cpu::make_cpu_gla_amx,
-     cpu::cpu_gla_amx_speed},
+     cpu::cpu_gla_amx_work},
     {{kCpuPlatform, "cpu_gla", "fp32, bf16, fp16; a decay per key dim; head_dim and state_dim multiples of 8 up to 256",
-      speed_of_many<cpu::cpu_gla_speed>},
+      speed_of_many<cpu::cpu_gla_work>},
      cpu::cpu_gla_missing,
      cpu::make_cpu_gla,
-     cpu::cpu_gla_speed},
+     cpu::cpu_gla_work},
     {{kCpuPlatform, "cpu_selective_scan",
       "fp32, bf16, fp16; a decay for each state; channels of a group multiples of 8, state_dim multiples of 8 up to "
       "256",
-      speed_of_many<cpu::cpu_selective_scan_speed>},
+      speed_of_many<cpu::cpu_selective_scan_work>},
      cpu::cpu_selective_scan_missing,
      cpu::make_cpu_selective_scan,
-     cpu::cpu_selective_scan_speed},
+     cpu::cpu_selective_scan_work},
 };
 
 }  // namespace

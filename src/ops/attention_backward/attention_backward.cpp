@@ -294,12 +294,10 @@ AttentionBackward::AttentionBackward(BackwardJob job, Transport& transport, Opti
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
-  const AttentionBackwardSpec spec = backward_spec(impl.job);
   const MachineModel given = impl.options.machine;
-  impl.options.machine =
-      common_machine(impl.collective, given,
-                     job_machine(given, *impl.choice.row, impl.choice.row->speed(spec, *impl.backend),
-                                 spec.forward.dtype, *impl.backend));
+  impl.options.machine = common_machine(impl.collective, given,
+                                        backward_machine(given, *impl.choice.row, impl.job, *impl.backend,
+                                                         tokens_of_rank(impl.job.forward.batch, transport.size())));
   impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.ring->connect(*impl.runs);

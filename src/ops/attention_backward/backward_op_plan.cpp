@@ -24,9 +24,8 @@ class PlannedBackward final : public PlannedRing {
   const KernelEntry& kernel() const override { return *choice_.row; }
   const std::string& kernel_reason() const override { return choice_.reason; }
   const Backend& backend() const override { return *backend_; }
-  MachineModel machine(const MachineModel& given, std::int64_t) const override {
-    const AttentionBackwardSpec spec = backward_spec(job_);
-    return job_machine(given, *choice_.row, choice_.row->speed(spec, *backend_), spec.forward.dtype, *backend_);
+  MachineModel machine(const MachineModel& given, std::int64_t tokens) const override {
+    return backward_machine(given, *choice_.row, job_, *backend_, tokens);
   }
   int key_tile() const override { return kernel_->key_tile(); }
   std::int64_t q_tokens() const override { return job_.forward.batch.q_tokens(); }

@@ -36,6 +36,12 @@ RowStreams backward_streams(const AttentionSpec& spec) {
 
 AttentionBackwardSpec backward_spec(const BackwardJob& job) { return {job.forward.spec, job.gradients}; }
 
+MachineModel backward_machine(const MachineModel& given, const KernelRow<AttentionBackwardSpec>& kernel,
+                              const BackwardJob& job, const Backend& backend, std::int64_t tokens) {
+  const AttentionBackwardSpec spec = backward_spec(job);
+  return job_machine(given, kernel, machine_speed(given, kernel, spec, spec.forward.dtype, backend, tokens));
+}
+
 std::vector<BackwardSequence> backward_sequences(const Batch& batch) {
   std::vector<BackwardSequence> sequences;
   sequences.reserve(batch.sequences.size());

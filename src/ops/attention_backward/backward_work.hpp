@@ -16,6 +16,10 @@ RowStreams backward_streams(const AttentionSpec& spec);
 // The kernel's spec of a job.
 AttentionBackwardSpec backward_spec(const BackwardJob& job);
 
+// job_machine() of gradients where a rank computes `tokens` queries.
+MachineModel backward_machine(const MachineModel& given, const KernelRow<AttentionBackwardSpec>& kernel,
+                              const BackwardJob& job, const Backend& backend, std::int64_t tokens);
+
 // The sequences of a batch in the form that kernels take.
 std::vector<BackwardSequence> backward_sequences(const Batch& batch);
 

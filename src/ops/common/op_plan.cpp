@@ -13,10 +13,6 @@ int planned_threads(const Options& options) {
   return options.threads > 0 ? options.threads : usable_processors().count;
 }
 
-double fp32_machine_factor(const PlanRequest& request, const KernelEntry& kernel, Dtype dtype, const Backend& backend) {
-  return machine_factor(request.options.machine, kernel, kernel.backend == "cpu" ? Dtype::kF32 : dtype, backend);
-}
-
 std::string mebibytes_text(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
 
 std::string runs_text(std::span<const TokenRun> runs, bool all) {

@@ -62,9 +62,6 @@ class OpPlan {
 // The number of threads that host kernels of a rank would have in a run on this machine.
 int planned_threads(const Options& options);
 
-// machine_factor() of a kernel that computes in fp32 on CPUs for any input dtype, as those of SSM ops do.
-double fp32_machine_factor(const PlanRequest& request, const KernelEntry& kernel, Dtype dtype, const Backend& backend);
-
 // Number of ranks that are shown without `verbose`.
 inline constexpr int kShownRanks = 8;
 

@@ -20,8 +20,8 @@ class PlannedConv1dBackward final : public OpPlan {
         request_(std::move(request)),
         choice_(choose_kernel(job_.spec, request_.options.kernel, request_.scope)),
         backend_(choice_.row->make_backend({planned_threads(request_.options), kNoDevice})),
-        rate_(choice_.row->flops_per_second(*backend_) *
-              fp32_machine_factor(request_, *choice_.row, job_.spec.dtype, *backend_)) {}
+        rate_(machine_speed(request_.options.machine, *choice_.row, job_.spec, job_.spec.dtype, *backend_,
+                            kManyTokens)) {}
 
   const KernelEntry& kernel() const override { return *choice_.row; }
   const Backend& backend() const override { return *backend_; }

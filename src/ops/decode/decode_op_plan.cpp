@@ -85,11 +85,11 @@ class DecodePlan final : public OpPlan {
     const MachineModel& machine = request_.options.machine;
     if (estimates_time()) {
       lines.push_back(fmt::format("machine: {}; reads {:.4g} GB/s of memory a rank", machine.name,
-                                  memory_rate(machine, planned_threads(request_.options)) / 1e9));
+                                  host_rates(machine, planned_threads(request_.options)).memory.all / 1e9));
     }
     return lines;
   }
-  bool estimates_time() const override { return choice_.row->spec_flops_per_second != nullptr; }
+  bool estimates_time() const override { return choice_.row->host_work != nullptr; }
   std::string length_text() const override {
     if (input_.mla() == nullptr) return {};
     return fmt::format("{} keys, {}", input_.job().batch.k_tokens(), form_text(input_));
@@ -125,26 +125,22 @@ class DecodePlan final : public OpPlan {
   }
 
  private:
-  // Estimated for the rank that attends to most keys. It reads them while it computes.
+  // Estimated for the rank that attends to most keys. It reads them while it computes. A work tile is one KV split of
+  // at least one head.
   std::optional<double> step_seconds(const DecodePlanSummary& step) const {
     if (!estimates_time()) return std::nullopt;
-    const double share = step.balance() / static_cast<double>(step.attended.size());
-    const MachineModel& given = request_.options.machine;
+    const auto ranks = static_cast<double>(step.attended.size());
+    const double share = step.balance() / ranks;
     const DecodeSpec spec = stored_spec(input_, *choice_.row, 1);
-    const double speed = choice_.row->speed(spec, *working_backend(step, spec), step.job.limits.rows) *
-                         machine_factor(given, *choice_.row, spec.attention.dtype, *backend_);
-    return share *
-           std::max(step.bytes_read / memory_rate(given, planned_threads(request_.options)), job_flops(input_) / speed);
-  }
-
-  // A backend with only as many threads as have work: a work tile is one KV split of at least one head. The rates of
-  // plain caches were measured with idle threads included.
-  std::unique_ptr<Backend> working_backend(const DecodePlanSummary& step, const DecodeSpec& spec) const {
-    const int threads = planned_threads(request_.options);
-    const auto ranks = static_cast<std::int64_t>(step.attended.size());
-    const std::int64_t work_tiles = step.job.limits.sequences * step.kv_splits * spec.attention.kv_heads / ranks;
-    const auto working = static_cast<int>(std::clamp<std::int64_t>(work_tiles, 1, threads));
-    return choice_.row->make_backend({spec.format.is_plain() ? threads : working, kNoDevice});
+    HostWork work = choice_.row->host_work(spec, *backend_, step.job.limits.rows);
+    const double keys = share * job_flops(input_) / work.flops;
+    for (WorkPhase& phase : work.phases) {
+      phase.tiles = static_cast<double>(step.job.limits.sequences * step.kv_splits * spec.attention.kv_heads) / ranks;
+      phase.vector_seconds *= keys;
+      phase.amx_seconds *= keys;
+      phase.bytes = share * step.bytes_read;
+    }
+    return host_seconds(work, host_rates(request_.options.machine, work.threads));
   }
 
   const JobInput& input_;

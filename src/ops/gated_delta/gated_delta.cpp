@@ -52,7 +52,8 @@ void check_row_budget(const GatedDeltaJob& job, int world, std::size_t budget) {
 
 SsmPlanSummary summarize_gated_delta_plan(const GatedDeltaJob& job,
                                           const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
-                                          const GatedDeltaKernel& kernel, const MachineModel& machine) {
+                                          const GatedDeltaKernel& kernel, const MachineModel& machine,
+                                          const RateOfTokens& rate) {
   Layout layout = ssm_layout(job.lengths, runs, world, kGatedDeltaUnit);
   StateHops hops = state_hops(layout);
   SsmPlanSummary summary{std::move(layout), std::move(hops), {}, 0.0, {{0, job.spec.value_heads}}};
@@ -80,7 +81,8 @@ SsmPlanSummary summarize_gated_delta_plan(const GatedDeltaJob& job,
       carry = std::max(carry, kernel.carry_seconds(limits.runs, (limits.segments + limits.runs - 1) / limits.runs));
     }
   }
-  summary.seconds = gated_delta_token_flops(job.spec) * static_cast<double>(max_tokens) / machine.flops_per_second;
+  summary.seconds = gated_delta_token_flops(job.spec) * static_cast<double>(max_tokens) /
+                    (rate ? rate(max_tokens) : machine.flops_per_second);
   if (!summary.hops.hops.empty() && passing_seconds(job.spec.value_heads, state_bytes(job.spec), summary, machine) >
                                         kernel.cost_of_two_ranges(summary.seconds)) {
     summary.ranges = head_ranges(job.spec.value_heads, kernel.heads_together(), 2);

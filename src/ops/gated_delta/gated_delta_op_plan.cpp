@@ -20,16 +20,15 @@ class GatedDeltaPlan final : public OpPlan {
         choice_(choose_kernel(job.spec, request_.options.kernel, request_.scope)),
         backend_(choice_.row->make_backend({planned_threads(request_.options), kNoDevice})),
         kernel_(choice_.row->make_kernel(job.spec, *backend_)),
-        assumed_(default_machine(*choice_.row, *backend_)),
-        factor_(fp32_machine_factor(request_, *choice_.row, job.spec.dtype, *backend_)) {}
+        assumed_(default_machine(*choice_.row, *backend_)) {}
 
   const KernelEntry& kernel() const override { return *choice_.row; }
   const Backend& backend() const override { return *backend_; }
   std::vector<std::string> lines() const override {
     return {fmt::format("kernel: {}", choice_.reason),
             fmt::format("rates: kernel {:.4g} GFLOP/s per rank; machine {}: {:.4g} GB/s, latency {:.4g} us",
-                        assumed_.flops_per_second * factor_ / 1e9, machine().name,
-                        machine().link_bytes_per_second / 1e9, machine().latency_seconds * 1e6)};
+                        rate(kManyTokens) / 1e9, machine().name, machine().link_bytes_per_second / 1e9,
+                        machine().latency_seconds * 1e6)};
   }
   bool estimates_time() const override { return true; }
   std::vector<Cell> columns() const override { return state_plan_columns("state"); }
@@ -39,7 +38,9 @@ class GatedDeltaPlan final : public OpPlan {
   PlanRow row(int world, Route, bool details, JsonWriter& json) override {
     // Uses the ranges of heads of a run, which does not know a measured machine.
     SsmPlanSummary summary = summarize_gated_delta_plan(job_, {}, world, *kernel_, assumed_);
-    summary.seconds /= factor_;
+    summary.seconds = summarize_gated_delta_plan(job_, {}, world, *kernel_, assumed_, [this](std::int64_t tokens) {
+                        return rate(tokens);
+                      }).seconds;
     check_budget(summary.max_memory(), request_.options.memory_budget);
     const std::int64_t state = state_bytes(job_.spec);
     ContiguousPlan plan{summary.layout,
@@ -61,6 +62,9 @@ class GatedDeltaPlan final : public OpPlan {
   }
 
  private:
+  double rate(std::int64_t tokens) const {
+    return machine_speed(request_.options.machine, *choice_.row, job_.spec, job_.spec.dtype, *backend_, tokens);
+  }
   const MachineModel& machine() const {
     return request_.options.machine == MachineModel{} ? assumed_ : request_.options.machine;
   }
@@ -71,7 +75,6 @@ class GatedDeltaPlan final : public OpPlan {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<GatedDeltaKernel> kernel_;
   MachineModel assumed_;
-  double factor_;  // speed relative to the default machine
 };
 
 }  // namespace

@@ -26,6 +26,7 @@ namespace ringattn {
 namespace {
 
 constexpr double kComputeSeconds = 0.25;  // long enough to be measured
+constexpr double kThreadSeconds = 0.05;   // the same for one of several threads
 constexpr std::int64_t kFirstTokens = 1024;
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 20;
 constexpr std::size_t kLinkBytes = std::size_t{8} << 20;
@@ -63,10 +64,13 @@ double best_round(Transport& world, Backend& backend, std::size_t bytes, int rou
 constexpr std::size_t kReadBytes = std::size_t{512} << 20;
 constexpr int kReadRounds = 4;
 
+// As kernels that stream do, it prefetches what it will read: on one core of a Xeon that is half as fast again.
 std::uint64_t xor_of(const std::byte* data, std::size_t bytes) {
   constexpr std::size_t kWords = 8;  // a cache line
+  constexpr std::size_t kBytesAhead = 4096;
   std::uint64_t all[kWords] = {};
   for (std::size_t at = 0; at + sizeof all <= bytes; at += sizeof all) {
+    __builtin_prefetch(data + std::min(at + kBytesAhead, bytes - 1));
     std::uint64_t words[kWords];
     std::memcpy(words, data + at, sizeof words);
     for (std::size_t i = 0; i < kWords; ++i) all[i] ^= words[i];
@@ -104,6 +108,21 @@ double read_rate(int threads) {
   return static_cast<double>(bytes) / best;
 }
 
+// Seconds of a parallel region in which threads have nothing to do; the median counts.
+double region_seconds(int threads) {
+  constexpr std::size_t kRegions = 101;
+  std::array<double, kRegions> seconds{};
+  std::atomic<int> sink{0};
+  for (double& one : seconds) {
+    const auto begin = std::chrono::steady_clock::now();
+#pragma omp parallel num_threads(threads)
+    sink.fetch_add(1, std::memory_order_relaxed);
+    one = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  std::ranges::nth_element(seconds, seconds.begin() + kRegions / 2);
+  return seconds[kRegions / 2];
+}
+
 // A job of measured_spec() with `tokens` tokens per rank.
 std::unique_ptr<Attention> measured_job(const Options& options, Transport& world, Dtype dtype, std::int64_t tokens) {
   Job job;
@@ -121,7 +140,8 @@ double compute_seconds(LoadedJob& loaded) {
 
 // FLOPs per second of the slowest rank; 0 if no rank has any work. The median of three runs counts, as for jobs.
 double slowest_attention_rate(const std::function<std::unique_ptr<Attention>(std::int64_t tokens)>& make,
-                              const Collective& collective, std::unique_ptr<Attention>& last) {
+                              const Collective& collective, std::unique_ptr<Attention>& last,
+                              double min_seconds = kComputeSeconds) {
   for (std::int64_t tokens = kFirstTokens;; tokens *= 2) {
     last.reset();
     last = make(tokens);
@@ -130,7 +150,7 @@ double slowest_attention_rate(const std::function<std::unique_ptr<Attention>(std
     loaded.run();
     std::array<double, 3> runs{compute_seconds(loaded)};
     const double longest = slowest(collective.gather_values(runs[0]));
-    if (longest < kComputeSeconds && tokens < kMaxTokens) continue;
+    if (longest < min_seconds && tokens < kMaxTokens) continue;
     for (double& seconds : std::span(runs).subspan(1)) seconds = compute_seconds(loaded);
     std::ranges::sort(runs);
     const double flops = last->plan().flops();
@@ -150,6 +170,29 @@ bool measures_fp32(const Options& options, const Collective& collective) {
   }
   const std::vector<char> all = collective.gather_values(static_cast<char>(mine));
   return std::ranges::all_of(all, [](char one) { return one != 0; });
+}
+
+double slowest_read_rate(int threads, const Collective& collective) {
+  collective.barrier();  // ranks of one host share its memory
+  double rate = 0.0;
+  collective.run_collectively([&] { rate = read_rate(threads); });
+  return std::ranges::min(collective.gather_values(rate));
+}
+
+// The rates of one of the threads of each rank, and what a parallel region of all of them takes.
+void measure_one_thread(const Options& options, int threads, Transport& world, const Collective& collective,
+                        MachineModel& machine) {
+  Options one = options;
+  one.threads = 1;
+  std::unique_ptr<Attention> attention;
+  const auto rate = [&](Dtype dtype) {
+    return slowest_attention_rate([&](std::int64_t tokens) { return measured_job(one, world, dtype, tokens); },
+                                  collective, attention, kThreadSeconds);
+  };
+  if (machine.fp32_flops_per_second > 0.0) machine.thread_fp32_flops_per_second = rate(Dtype::kF32);
+  machine.thread_flops_per_second = rate(Dtype::kBf16);
+  machine.thread_memory_bytes_per_second = slowest_read_rate(1, collective);
+  machine.region_seconds = slowest(collective.gather_values(region_seconds(threads)));
 }
 
 }  // namespace
@@ -172,10 +215,9 @@ MachineModel measure_machine(const Options& options, Transport& world) {
   machine.kernel = attention->kernel().row->name;
   const bool on_host = attention->backend().memory() == MemoryKind::kHost;
   if (on_host) {
-    collective.barrier();  // ranks of one host share its memory
-    double rate = 0.0;
-    collective.run_collectively([&] { rate = read_rate(attention->options().threads); });
-    machine.memory_bytes_per_second = std::ranges::min(collective.gather_values(rate));
+    const int threads = attention->options().threads;
+    machine.memory_bytes_per_second = slowest_read_rate(threads, collective);
+    if (threads > 1) measure_one_thread(options, threads, world, collective, machine);
   }
   machine.name = fmt::format("{}, {} rank{}, {}", on_host ? cpu_model() : attention->backend().identity(), world.size(),
                              world.size() == 1 ? "" : "s", world.name());

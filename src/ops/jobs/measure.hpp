@@ -8,9 +8,10 @@
 
 namespace ringattn {
 
-// Computes attention for a quarter of a second in bf16 and in fp32, has the threads of host ranks read memory, and
-// passes messages around the ring for link rate and latency. The slowest rank counts. A world of one rank keeps the
-// default link. `options` choose the kernel and the number of threads of a rank. Collective; takes about two seconds.
+// Computes attention for a quarter of a second in bf16 and in fp32, has the threads of host ranks read memory, does the
+// same with one thread of each host rank, and passes messages around the ring for link rate and latency. The slowest
+// rank counts. A world of one rank keeps the default link. `options` choose the kernel and the number of threads of a
+// rank. Collective; takes two to four seconds.
 MachineModel measure_machine(const Options& options, Transport& world);
 
 }  // namespace ringattn

@@ -148,12 +148,16 @@ class LinearOp final : public RowOp {
                                 int world) const override {
     if (kernel.entry->backend != "cpu") return std::nullopt;
     const auto& row = static_cast<const KernelRow<LinearSpec>&>(*kernel.entry);
-    const MachineModel& given = request.options.machine;
     const bool shared = spec_.parallel != LinearParallel::kNone;
     const std::int64_t tokens = shared ? input_.tokens() : (input_.tokens() + world - 1) / world;
-    const double speed = row.speed(spec_, backend, tokens) * machine_factor(given, row, spec_.dtype, backend);
-    const double bytes = static_cast<double>(other_bytes()) / (shared ? world : 1);
-    return std::max(flops() / world / speed, bytes / memory_rate(given, planned_threads(request.options)));
+    HostWork work = row.host_work(spec_, backend, tokens);
+    const double part = flops() / world / work.flops;
+    for (WorkPhase& phase : work.phases) {
+      phase.vector_seconds *= part;
+      phase.amx_seconds *= part;
+      phase.bytes = static_cast<double>(other_bytes()) / (shared ? world : 1);
+    }
+    return host_seconds(work, host_rates(request.options.machine, work.threads));
   }
   std::vector<std::pair<std::string, BenchValue>> members() const override {
     return {{"in_features", spec_.in_features},

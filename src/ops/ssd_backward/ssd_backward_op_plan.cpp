@@ -2,6 +2,7 @@
 // Plans of SSD's gradients.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -20,14 +21,13 @@ class PlannedSsdBackward final : public OpPlan {
         choice_(choose_kernel(backward_spec(job_), request_.options.kernel, request_.scope)),
         backend_(choice_.row->make_backend({planned_threads(request_.options), kNoDevice})),
         kernel_(choice_.row->make_kernel(backward_spec(job_), *backend_)),
-        assumed_(default_machine(*choice_.row, *backend_)),
-        factor_(fp32_machine_factor(request_, *choice_.row, job_.forward.spec.dtype, *backend_)) {}
+        assumed_(default_machine(*choice_.row, *backend_)) {}
 
   const KernelEntry& kernel() const override { return *choice_.row; }
   const Backend& backend() const override { return *backend_; }
   std::vector<std::string> lines() const override {
     return {fmt::format("kernel: {}", choice_.reason),
-            fmt::format("rates: kernel {:.4g} GFLOP/s per rank", assumed_.flops_per_second * factor_ / 1e9)};
+            fmt::format("rates: kernel {:.4g} GFLOP/s per rank", rate(kManyTokens) / 1e9)};
   }
   bool estimates_time() const override { return true; }
   std::vector<Cell> columns() const override {
@@ -40,7 +40,9 @@ class PlannedSsdBackward final : public OpPlan {
   PlanRow row(int world, Route, bool details, JsonWriter& json) override {
     check_ssm_budget(job_.forward, world, request_.options.memory_budget);
     SsdBackwardPlan plan = plan_ssd_backward(job_, {}, world, *kernel_, assumed_);
-    plan.seconds /= factor_;
+    std::int64_t max_tokens = 0;
+    for (int rank = 0; rank < world; ++rank) max_tokens = std::max(max_tokens, plan.layout.tokens(rank));
+    plan.seconds = ssd_backward_token_flops(job_.forward.spec) * static_cast<double>(max_tokens) / rate(max_tokens);
     check_budget(plan.max_memory(), request_.options.memory_budget);
     const std::int64_t state = state_bytes(job_.forward.spec);
     ContiguousPlan world_plan{
@@ -63,13 +65,17 @@ class PlannedSsdBackward final : public OpPlan {
   }
 
  private:
+  double rate(std::int64_t tokens) const {
+    return machine_speed(request_.options.machine, *choice_.row, backward_spec(job_), job_.forward.spec.dtype,
+                         *backend_, tokens);
+  }
+
   const SsdBackwardJob& job_;
   PlanRequest request_;
   KernelChoice<SsdBackwardSpec> choice_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<SsdBackwardKernel> kernel_;
   MachineModel assumed_;
-  double factor_;  // of the given machine model
 };
 
 }  // namespace

@@ -47,14 +47,19 @@ SsmJobChoice choose_kernel(const SsmJob& job, const KernelRequest& request, Kern
   return {choice.row, choice.row, std::move(choice.reason)};
 }
 
-double ssm_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend, std::int64_t tokens) {
-  return choice.ssm != nullptr ? choice.ssm->speed(job.spec, backend, tokens) : choice.row->flops_per_second(backend);
+double ssm_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend, std::int64_t tokens,
+                const MachineModel& given) {
+  if (choice.ssm != nullptr) return machine_speed(given, *choice.ssm, job.spec, job.spec.dtype, backend, tokens);
+  const auto& row = static_cast<const KernelRow<CausalConv1dSpec>&>(*choice.row);
+  return machine_speed(given, row, *job.convolution, job.convolution->dtype, backend, tokens);
 }
 
-double conv1d_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend, KernelScope scope) {
+double conv1d_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend, KernelScope scope,
+                   const MachineModel& given) {
   if (job.conv1d_only || !job.convolution) return 0.0;
   const KernelRequest same_backend{std::string(choice.row->backend), "auto"};
-  return choose_kernel(*job.convolution, same_backend, scope).row->flops_per_second(backend);
+  const KernelRow<CausalConv1dSpec>& row = *choose_kernel(*job.convolution, same_backend, scope).row;
+  return machine_speed(given, row, *job.convolution, job.convolution->dtype, backend, kManyTokens);
 }
 
 struct Ssm::Impl {

@@ -49,11 +49,12 @@ struct SsmJobChoice {
 };
 SsmJobChoice choose_kernel(const SsmJob& job, const KernelRequest& request,
                            KernelScope scope = KernelScope::kThisMachine);
-// FLOP/s of the kernel on a rank with `tokens`, as ssm_token_flops() counts.
-double ssm_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend, std::int64_t tokens);
+// FLOP/s of the kernel on a rank with `tokens`, as ssm_token_flops() counts, on the given machine.
+double ssm_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend, std::int64_t tokens,
+                const MachineModel& given = {});
 // Operations per second of the convolution before an SSM, by the kernel that is chosen for it; 0 without a convolution.
 double conv1d_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend,
-                   KernelScope scope = KernelScope::kThisMachine);
+                   KernelScope scope = KernelScope::kThisMachine, const MachineModel& given = {});
 
 // Options of a job. Only the kernel may change bits of the result.
 struct SsmOptions {

@@ -23,17 +23,17 @@ class SsmPlan final : public OpPlan {
         backend_(choice_.row->make_backend({planned_threads(request_.options), kNoDevice})),
         kernel_(choice_.ssm ? choice_.ssm->make_kernel(input_.job().spec, *backend_) : nullptr),
         assumed_(default_machine(*choice_.row, *backend_)),
-        conv1d_rate_(conv1d_rate(input_.job(), choice_, *backend_, request_.scope)),
-        factor_(fp32_machine_factor(request_, *choice_.row, input_.job().spec.dtype, *backend_)) {}
+        assumed_conv1d_rate_(conv1d_rate(input_.job(), choice_, *backend_, request_.scope)),
+        conv1d_rate_(conv1d_rate(input_.job(), choice_, *backend_, request_.scope, request_.options.machine)) {}
 
   const KernelEntry& kernel() const override { return *choice_.row; }
   const Backend& backend() const override { return *backend_; }
   std::vector<std::string> lines() const override {
     return {fmt::format("kernel: {}", choice_.reason),
             fmt::format("rates: kernel {:.4g} GFLOP/s per rank{}; machine {}: {:.4g} GB/s, latency {:.4g} us",
-                        assumed_.flops_per_second * factor_ / 1e9,
-                        conv1d_rate_ > 0.0 ? fmt::format(", conv1d {:.4g}", conv1d_rate_ * factor_ / 1e9) : "",
-                        machine().name, machine().link_bytes_per_second / 1e9, machine().latency_seconds * 1e6)};
+                        rate(kManyTokens) / 1e9,
+                        conv1d_rate_ > 0.0 ? fmt::format(", conv1d {:.4g}", conv1d_rate_ / 1e9) : "", machine().name,
+                        machine().link_bytes_per_second / 1e9, machine().latency_seconds * 1e6)};
   }
   bool estimates_time() const override { return true; }
   std::vector<Cell> columns() const override { return state_plan_columns(input_.job().conv1d_only ? "halo" : "state"); }
@@ -45,9 +45,14 @@ class SsmPlan final : public OpPlan {
     check_ssm_budget(job, world, budget);
     // Uses the ranges of heads of a run, which does not know a measured machine.
     SsmPlanSummary summary =
-        summarize_ssm_plan(job, {}, world, kernel_.get(), assumed_, conv1d_rate_,
+        summarize_ssm_plan(job, {}, world, kernel_.get(), assumed_, assumed_conv1d_rate_,
                            [&](std::int64_t tokens) { return ssm_rate(job, choice_, *backend_, tokens); });
-    summary.seconds /= factor_;
+    if (is_measured()) {
+      summary.seconds =
+          summarize_ssm_plan(job, {}, world, kernel_.get(), assumed_, conv1d_rate_, [&](std::int64_t tokens) {
+            return rate(tokens);
+          }).seconds;
+    }
     check_budget(summary.max_memory(), budget);
     ContiguousPlan plan{
         summary.layout,       summary.max_memory(), state_bytes_received(summary.hops, world, carried_bytes(job)),
@@ -65,8 +70,10 @@ class SsmPlan final : public OpPlan {
   }
 
  private:
-  const MachineModel& machine() const {
-    return request_.options.machine == MachineModel{} ? assumed_ : request_.options.machine;
+  bool is_measured() const { return request_.options.machine != MachineModel{}; }
+  const MachineModel& machine() const { return is_measured() ? request_.options.machine : assumed_; }
+  double rate(std::int64_t tokens) const {
+    return ssm_rate(input_.job(), choice_, *backend_, tokens, request_.options.machine);
   }
 
   const SsmInput& input_;
@@ -75,8 +82,8 @@ class SsmPlan final : public OpPlan {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<SsmKernel> kernel_;
   MachineModel assumed_;
-  double conv1d_rate_;  // operations per second
-  double factor_;       // speed relative to the default machine, for both rates
+  double assumed_conv1d_rate_;  // operations per second
+  double conv1d_rate_;          // the same on the given machine
 };
 
 }  // namespace

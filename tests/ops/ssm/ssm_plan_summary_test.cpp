@@ -84,7 +84,7 @@ TEST(SsmPlanSummaries, AConv1dInFrontTakesItsOwnTime) {
   job.convolution = CausalConv1dSpec{.dtype = job.spec.dtype, .channels = 64, .width = 4};
   EXPECT_DOUBLE_EQ(summarize_plan(job, 2).seconds, scan + 2.0 * 64 * 4 * kSuper / 1e8);
   const auto beside = choose_kernel(*job.convolution, KernelRequest{"cpu", "auto"});
-  EXPECT_EQ(conv1d_rate(job, choice, *backend), beside.row->flops_per_second(*backend));
+  EXPECT_EQ(conv1d_rate(job, choice, *backend), beside.row->speed(*job.convolution, *backend));
 }
 
 // One segment of at most four heads is one work tile of SSD, so other threads have none.
@@ -94,13 +94,15 @@ TEST(SsmPlanSummaries, ThreadsWithoutAWorkTileDoNotCount) {
   const auto rate = [&](int threads, std::int64_t tokens) {
     return ssm_rate(job, choice, *choice.row->make_backend({threads, kNoDevice}), tokens);
   };
-  EXPECT_DOUBLE_EQ(rate(16, kSegmentTokens), rate(1, 1));
-  EXPECT_DOUBLE_EQ(rate(16, 16 * kSegmentTokens), rate(16, kManyTokens));
-  EXPECT_DOUBLE_EQ(rate(16, 17 * kSegmentTokens), rate(16, kManyTokens) * 17 / 32) << "a second round of one work tile";
+  EXPECT_LE(rate(16, kSegmentTokens), rate(1, kSegmentTokens));
+  EXPECT_GT(rate(16, 16 * kSegmentTokens), 5.0 * rate(1, kSegmentTokens));
+  EXPECT_LT(rate(16, 17 * kSegmentTokens), rate(16, 16 * kSegmentTokens)) << "a second round of one work tile";
   job.spec.heads = 20;
   EXPECT_GT(rate(16, kSegmentTokens), 2.0 * rate(1, kSegmentTokens));
   const auto backend = choice.row->make_backend({16, kNoDevice});
-  EXPECT_DOUBLE_EQ(choice.row->flops_per_second(*backend), rate(16, kManyTokens));
+  // Wider heads are limited by memory less.
+  EXPECT_GT(choice.row->flops_per_second(*backend), rate(16, kManyTokens));
+  EXPECT_LT(choice.row->flops_per_second(*backend), 2.0 * rate(16, kManyTokens));
   const SsmPlanSummary all = summarize_ssm_plan(job, {}, 1, choice.ssm->make_kernel(job.spec, *backend).get(), {}, 0.0,
                                                 [](std::int64_t tokens) { return static_cast<double>(tokens); });
   EXPECT_DOUBLE_EQ(all.seconds, ssm_token_flops(job.spec)) << "the rate is that of a rank's tokens";

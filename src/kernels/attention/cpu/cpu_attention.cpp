@@ -15,13 +15,32 @@
 #include "kernels/attention/cpu/work_tile.hpp"
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/common/cpu/thread_pool.hpp"
-#include "kernels/common/cpu/thread_speed.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn::cpu {
 
 namespace {
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// With few rows work tiles are smaller, down to one score block, so that every thread has several.
+std::int64_t work_tile_rows(const AttentionSpec& spec, const TileOps& ops, int threads, std::int64_t rows) {
+  const std::int64_t max_rows = max_tile_rows(spec, ops);
+  const std::int64_t min_rows =
+      std::min<std::int64_t>(max_rows, std::max(1, ops.row_block * spec.kv_heads / spec.heads));
+  const std::int64_t limit = std::clamp<std::int64_t>(rows * spec.kv_heads / (4 * threads), min_rows, max_rows);
+  // Equal work tiles, and up to twice as many if the busiest thread then has a smaller share.
+  const auto busiest = [&](std::int64_t tiles) { return ceil_div(tiles * spec.kv_heads, threads); };
+  const std::int64_t fewest = ceil_div(rows, limit);
+  std::int64_t tiles = fewest;
+  for (std::int64_t more = fewest + 1; more <= 2 * fewest; ++more) {
+    if (busiest(more) * tiles < busiest(tiles) * more) tiles = more;
+  }
+  if (tiles <= 1) return limit;
+  constexpr std::int64_t kStackedUnit = 16;  // a vector of AVX-512, or the rows of an AMX tile
+  const std::int64_t unit = std::max<std::int64_t>(1, kStackedUnit * spec.kv_heads / spec.heads);
+  return std::clamp(ceil_div(ceil_div(rows, tiles), unit) * unit, min_rows, limit);
+}
 
 class CpuAttention final : public AttentionKernel {
  public:
@@ -143,25 +162,7 @@ class CpuAttention final : public AttentionKernel {
     return read_state(spec_, memory.data());
   }
 
-  // With few rows work tiles are smaller, down to one score block, so that every thread has several.
-  std::int64_t tile_rows(std::int64_t rows) const {
-    const std::int64_t max_rows = max_tile_rows(spec_, ops_);
-    const std::int64_t min_rows =
-        std::min<std::int64_t>(max_rows, std::max(1, ops_.row_block * spec_.kv_heads / spec_.heads));
-    const std::int64_t limit = std::clamp<std::int64_t>(rows * spec_.kv_heads / (4 * threads_), min_rows, max_rows);
-    // Work tiles of equal size: as few as possible, or up to twice as many if the busiest thread then has a smaller
-    // share.
-    const auto busiest = [&](std::int64_t tiles) { return ceil_div(tiles * spec_.kv_heads, threads_); };
-    const std::int64_t fewest = ceil_div(rows, limit);
-    std::int64_t tiles = fewest;
-    for (std::int64_t more = fewest + 1; more <= 2 * fewest; ++more) {
-      if (busiest(more) * tiles < busiest(tiles) * more) tiles = more;
-    }
-    if (tiles <= 1) return limit;
-    constexpr std::int64_t kStackedUnit = 16;  // a vector of AVX-512, or the rows of an AMX tile
-    const std::int64_t unit = std::max<std::int64_t>(1, kStackedUnit * spec_.kv_heads / spec_.heads);
-    return std::clamp(ceil_div(ceil_div(rows, tiles), unit) * unit, min_rows, limit);
-  }
+  std::int64_t tile_rows(std::int64_t rows) const { return work_tile_rows(spec_, ops_, threads_, rows); }
 
   AttentionSpec spec_;
   const TileOps& ops_;
@@ -188,25 +189,41 @@ std::vector<std::string> cpu_attention_missing(const AttentionSpec& spec) {
 }
 
 double cpu_attention_speed(const Backend& backend) {
-  const auto& cpu = static_cast<const CpuBackend&>(backend);
-  return cores_of_threads(cpu.threads()) * cpu.attention_ops(Dtype::kBf16).flops_per_second;
+  AttentionSpec spec;  // bf16, 128 dims
+  spec.heads = spec.kv_heads = 8;
+  return host_speed(cpu_attention_work(spec, backend, kManyTokens), nullptr);
 }
 
-// Fitted to 2k to 32k tokens of 64 to 256 dims with 1 and 16 threads (bench/notes/attention-portable.md#estimates).
-double cpu_attention_speed(const AttentionSpec& spec, const Backend& backend, std::int64_t tokens) {
+HostWork cpu_attention_work(const AttentionSpec& spec, const Backend& backend, std::int64_t tokens) {
   const auto& cpu = static_cast<const CpuBackend&>(backend);
   const TileOps& ops = cpu.attention_ops(spec.dtype);
   const bool amx = ops.q_per_float > 1;
-  // The softmax of a tile takes the same time for all dims, so it is a smaller part of the time with more dims.
-  const double dims = 0.5 * (spec.head_dim + spec.head_dim_v);
-  const double dim_factor = amx ? std::clamp(std::pow(dims / 128.0, 0.34), 0.5, 1.4) : dims < 128.0 ? 0.95 : 1.0;
-  // With little work, threads are idle at the end, and tiles are packed for few rows. The time lost is that of `lost`
-  // queries of 8 heads. Rates were measured with 32k such queries.
-  const double lost = amx ? 275.0 + 32.0 * cpu.threads() : 200.0;
-  constexpr double kMeasured = 32768.0;
-  const double n = static_cast<double>(tokens) * std::max(1, spec.heads) / 8.0;
-  const double length_factor = std::min(1.0, n / (n + lost) * (1.0 + lost / kMeasured));
-  return cores_of_threads(cpu.threads()) * ops.flops_per_second * dim_factor * length_factor;
+  const double dims = spec.head_dim + spec.head_dim_v;
+  const double queries = static_cast<double>(tokens);
+  const double pairs = queries * (queries + 1.0) / 2.0 * spec.heads;
+  const double element_bytes = 4.0 / ops.q_per_float;
+  const std::int64_t tile_queries = work_tile_rows(spec, ops, cpu.threads(), tokens);
+  const double tiles = static_cast<double>(ceil_div(tokens, tile_queries));
+
+  // The softmax takes the same time whatever the dims, and a row computes whole key tiles: half a tile more than it
+  // sees. Part of the softmax with 128 dims: fitted to 64 and 256 dims.
+  const double softmax = amx ? 0.28 : 0.05;
+  const double dim_factor = softmax + (1.0 - softmax) * dims / 256.0;
+  const double core = 512.0 / ops.flops_per_second * dim_factor * (pairs + queries * kKeyTile / 2.0 * spec.heads);
+  // Each work tile of a KV head reads the packed keys that it sees from the last-level cache: fitted to work tiles of
+  // 128 to 1,024 stacked rows.
+  constexpr double kCacheBytesPerSecond = 1.1e10;  // of one core
+  const double cached = pairs / (static_cast<double>(tile_queries) * spec.heads / spec.kv_heads) * dims * element_bytes;
+  const double attend = core + cached / kCacheBytesPerSecond;
+  constexpr double kPackedElements = 3.3e9;  // of K and V a second by one core, measured
+  const double elements = queries * spec.kv_heads * dims;
+  return {cpu.threads(),
+          pairs * 2.0 * dims,
+          {{.tiles = std::ceil(queries / kKeyTile), .vector_seconds = elements / kPackedElements},
+           {.tiles = tiles * spec.kv_heads,
+            .vector_seconds = amx ? 0.0 : attend,
+            .amx_seconds = amx ? attend : 0.0,
+            .bytes = queries * dims * spec.heads * static_cast<double>(size_of(spec.dtype))}}};
 }
 
 std::unique_ptr<AttentionKernel> make_cpu_attention(const AttentionSpec& spec, Backend& backend) {

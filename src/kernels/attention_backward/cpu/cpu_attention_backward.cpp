@@ -11,6 +11,7 @@
 #include "kernels/attention_backward/cpu/gradient_tile.hpp"
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/common/cpu/thread_pool.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn::cpu {
 
@@ -151,11 +152,25 @@ std::vector<std::string> cpu_attention_backward_missing(const AttentionBackwardS
   return missing;
 }
 
-// All dtypes are computed in fp32, and each of the two passes makes the scores again.
 double cpu_attention_backward_speed(const Backend& backend) {
-  AttentionSpec forward;
-  forward.dtype = Dtype::kF32;
-  return 0.7 * cpu_attention_speed(forward, backend, kManyTokens);
+  AttentionBackwardSpec spec;
+  spec.forward.heads = spec.forward.kv_heads = 8;
+  return host_speed(cpu_attention_backward_work(spec, backend, kManyTokens), nullptr);
+}
+
+HostWork cpu_attention_backward_work(const AttentionBackwardSpec& spec, const Backend& backend, std::int64_t tokens) {
+  const auto& cpu = static_cast<const CpuBackend&>(backend);
+  const AttentionSpec& forward = spec.forward;
+  const double queries = static_cast<double>(tokens);
+  const double seen = queries * (queries + 1.0) / 2.0 * forward.heads;
+  const double computed = seen + queries * kKeyTile / 2.0 * forward.heads;
+  // All dtypes are computed in fp32, and each of the two passes makes the scores again: part of attention's rate,
+  // measured with 2,048 tokens and 2 and 16 threads.
+  constexpr double kPart = 0.64;
+  const double pair_flops = 10.0 * 0.5 * (forward.head_dim + forward.head_dim_v);
+  const double pass = 0.5 * computed * pair_flops / (kPart * cpu.tile_ops().flops_per_second);
+  const WorkPhase one_pass{.tiles = 4.0 * cpu.threads(), .vector_seconds = pass};
+  return {cpu.threads(), seen * pair_flops * 7.0 / 5.0, {one_pass, one_pass}};  // as backward_pair_flops() counts
 }
 
 std::unique_ptr<AttentionBackwardKernel> make_cpu_attention_backward(const AttentionBackwardSpec& spec,

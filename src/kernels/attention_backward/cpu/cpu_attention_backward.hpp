@@ -8,14 +8,18 @@
 #include <vector>
 
 #include "kernels/attention_backward/attention_backward.hpp"
+#include "kernels/common/host_work.hpp"
 
 namespace ringattn::cpu {
 
 // What `spec` requires and the kernels do not support (KernelRow::missing).
 std::vector<std::string> cpu_attention_backward_missing(const AttentionBackwardSpec& spec);
 
-// Default speed estimate in flop/s, counted as five matmuls, for all threads of a backend from make_cpu_backend().
+// Default speed estimate in flop/s, counted as seven matmuls (both passes make the scores), for all threads of a
+// backend from make_cpu_backend().
 double cpu_attention_backward_speed(const Backend& backend);
+// The work of the gradients of causal attention of so many queries to as many keys (KernelRow::host_work).
+HostWork cpu_attention_backward_work(const AttentionBackwardSpec& spec, const Backend& backend, std::int64_t tokens);
 
 // `backend` is a CpuBackend and outlives the kernel.
 std::unique_ptr<AttentionBackwardKernel> make_cpu_attention_backward(const AttentionBackwardSpec& spec,

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/common/cpu/amx_tiles.hpp"
+#include "kernels/common/registry.hpp"
 #include "kernels/gated_delta/cpu/delta_segments.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
 
@@ -264,7 +265,13 @@ std::vector<std::string> cpu_gated_delta_missing(const GatedDeltaSpec& spec) {
 }
 
 double cpu_gated_delta_speed(const Backend& backend) {
-  return best_ssm_ops().flops_per_second * static_cast<const CpuBackend&>(backend).threads();
+  GatedDeltaSpec any;
+  return host_speed(cpu_gated_delta_work(any, backend, kManyTokens), nullptr);
+}
+
+// Measured with four heads of 128, 2k to 16k tokens and one thread.
+HostWork cpu_gated_delta_work(const GatedDeltaSpec& spec, const Backend& backend, std::int64_t tokens) {
+  return delta_work(spec, backend, tokens, /*max_heads=*/1, 12.5 * best_ssm_ops().flops_per_second, 2.9);
 }
 
 std::unique_ptr<GatedDeltaKernel> make_cpu_gated_delta(const GatedDeltaSpec& spec, Backend& backend) {

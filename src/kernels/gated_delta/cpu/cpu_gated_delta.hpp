@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/host_work.hpp"
 #include "kernels/gated_delta/gated_delta.hpp"
 
 namespace ringattn::cpu {
@@ -16,6 +17,8 @@ std::vector<std::string> cpu_gated_delta_missing(const GatedDeltaSpec& spec);
 
 // Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend().
 double cpu_gated_delta_speed(const Backend& backend);
+// The work of a run of so many tokens (KernelRow::host_work).
+HostWork cpu_gated_delta_work(const GatedDeltaSpec& spec, const Backend& backend, std::int64_t tokens);
 
 // `backend` is a CpuBackend and outlives the kernel.
 std::unique_ptr<GatedDeltaKernel> make_cpu_gated_delta(const GatedDeltaSpec& spec, Backend& backend);

@@ -16,9 +16,6 @@ namespace ringattn::cpu {
 namespace {
 
 constexpr int kDeltaTileHeads = 4;  // value heads that share the products of keys, and whose states fit into L2
-// flop/s of one thread of a Sapphire Rapids by gated_delta_token_flops(), GDN with 16k tokens
-// (bench/notes/gated_delta.md)
-constexpr double kDeltaTileFlops = 1.2e11;
 
 // One thread's scratch.
 struct DeltaTileScratch {
@@ -178,7 +175,13 @@ std::vector<std::string> cpu_gated_delta_amx_missing(const GatedDeltaSpec& spec)
 std::string amx_gated_delta_unavailable() { return delta_tile_ops() != nullptr ? std::string() : amx_unavailable(); }
 
 double cpu_gated_delta_amx_speed(const Backend& backend) {
-  return kDeltaTileFlops * static_cast<const CpuBackend&>(backend).threads();
+  GatedDeltaSpec any;
+  return host_speed(cpu_gated_delta_amx_work(any, backend, kManyTokens), nullptr);
+}
+
+// Measured as in cpu_gated_delta.cpp.
+HostWork cpu_gated_delta_amx_work(const GatedDeltaSpec& spec, const Backend& backend, std::int64_t tokens) {
+  return delta_work(spec, backend, tokens, kDeltaTileHeads, 5e11, 2.0);
 }
 
 std::unique_ptr<GatedDeltaKernel> make_cpu_gated_delta_amx(const GatedDeltaSpec& spec, Backend& backend) {

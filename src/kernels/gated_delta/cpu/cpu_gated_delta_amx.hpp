@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/host_work.hpp"
 #include "kernels/gated_delta/gated_delta.hpp"
 
 namespace ringattn::cpu {
@@ -19,6 +20,8 @@ std::string amx_gated_delta_unavailable();
 
 // Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend().
 double cpu_gated_delta_amx_speed(const Backend& backend);
+// The work of a run of so many tokens (KernelRow::host_work).
+HostWork cpu_gated_delta_amx_work(const GatedDeltaSpec& spec, const Backend& backend, std::int64_t tokens);
 
 // `backend` is a CpuBackend and outlives the kernel.
 std::unique_ptr<GatedDeltaKernel> make_cpu_gated_delta_amx(const GatedDeltaSpec& spec, Backend& backend);

@@ -28,6 +28,21 @@ int delta_thread() {
 
 }  // namespace
 
+HostWork delta_work(const GatedDeltaSpec& spec, const Backend& backend, std::int64_t tokens, int max_heads,
+                    double flops_per_second, double transition) {
+  const int threads = static_cast<const CpuBackend&>(backend).threads();
+  const auto rows = static_cast<double>(tokens);
+  const double segments = std::ceil(rows / static_cast<double>(kSegmentTokens));
+  const double flops = 6.0 * spec.value_heads * spec.key_dim * spec.value_dim * rows;
+  const int heads_of_key = spec.value_heads / spec.key_heads;
+  const int items_of_key = (heads_of_key + max_heads - 1) / max_heads;
+  WorkPhase finish{.tiles = segments * spec.key_heads * items_of_key, .vector_seconds = flops / flops_per_second};
+  finish.regions = std::ceil(finish.tiles / static_cast<double>(kItemsPerHeartbeat * threads));
+  WorkPhase accumulate = finish;
+  accumulate.vector_seconds *= 1.0 + transition * (segments - 1.0) / segments;
+  return {threads, flops, {accumulate, finish}};
+}
+
 float delta_log_decay(float log_decay) {
   const float log = log_decay * kLog2E;
   return log < kMinLogDecay ? kMinLogDecay : log;  // NaN stays NaN

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/host_work.hpp"
 #include "kernels/gated_delta/gated_delta.hpp"
 #include "kernels/ssm/cpu/ssd_levels.hpp"
 #include "kernels/ssm/cpu/ssm_ops.hpp"
@@ -104,6 +105,12 @@ class DeltaSegments : public GatedDeltaKernel {
   Buffer segments_;  // [segments, value_heads, head_floats()]
   Buffer scratch_;   // [threads, thread_floats_]
 };
+
+// The work of a run of `tokens` tokens (KernelRow::host_work), `max_heads` value heads per work item.
+// `flops_per_second` is the rate of one pass over the rows on one core. `transition` is the additional time, in passes,
+// of a segment whose transition is computed, which is that of every segment but the first.
+HostWork delta_work(const GatedDeltaSpec& spec, const Backend& backend, std::int64_t tokens, int max_heads,
+                    double flops_per_second, double transition);
 
 // A log-decay to base 2, not below kMinLogDecay.
 float delta_log_decay(float log_decay);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kernels/common/registry.hpp"
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #include "kernels/ssm/cpu/ssd_levels.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
@@ -556,9 +557,29 @@ std::vector<std::string> cpu_ssd_backward_missing(const SsdBackwardSpec& spec) {
   return missing;
 }
 
-// Measured on one core: 4.3 times cpu_ssd's time for 2.5 times its FLOPs.
 double cpu_ssd_backward_speed(const Backend& backend) {
-  return 0.5 * best_ssm_ops().flops_per_second * static_cast<const CpuBackend&>(backend).threads();
+  SsdBackwardSpec any;
+  any.forward.heads = kHeadsPerSet;
+  return host_speed(cpu_ssd_backward_work(any, backend, kManyTokens), nullptr);
+}
+
+HostWork cpu_ssd_backward_work(const SsdBackwardSpec& spec, const Backend& backend, std::int64_t tokens) {
+  const SsmSpec& forward = spec.forward;
+  const int threads = static_cast<const CpuBackend&>(backend).threads();
+  const int heads_of_group = forward.heads / forward.groups;
+  const int sets = (heads_of_group + kHeadsPerSet - 1) / kHeadsPerSet * forward.groups;
+  const double rows = static_cast<double>(tokens);
+  const double width = static_cast<double>(forward.heads) * forward.head_dim;
+  const double flops = 10.0 * width * forward.state_dim * rows;
+  const double core = flops / (2.4 * best_ssm_ops().flops_per_second);  // measured with 8 heads and one thread
+  const double x_bytes = rows * width * static_cast<double>(size_of(forward.dtype));
+  WorkPhase states{.tiles = std::ceil(rows / static_cast<double>(kSegmentTokens)) * sets};
+  states.vector_seconds = core / 5.0;  // its part of the FLOPs
+  states.bytes = x_bytes;
+  WorkPhase finish = states;
+  finish.vector_seconds = core * 3.0 / 5.0;
+  finish.bytes = 6.0 * x_bytes;
+  return {threads, flops, {states, states, finish}};
 }
 
 std::unique_ptr<SsdBackwardKernel> make_cpu_ssd_backward(const SsdBackwardSpec& spec, Backend& backend) {

@@ -222,8 +222,8 @@ std::vector<std::string> cpu_gla_missing(const SsmSpec& spec) {
   return missing;
 }
 
-double cpu_gla_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
-  return kGlaPart * best_ssm_ops().flops_per_second * cores_of_run(spec, /*heads_per_tile=*/1, backend, tokens);
+HostWork cpu_gla_work(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
+  return run_work(spec, /*heads_per_tile=*/1, backend, tokens, kGlaPart * best_ssm_ops().flops_per_second);
 }
 
 std::unique_ptr<SsmKernel> make_cpu_gla(const SsmSpec& spec, Backend& backend) {

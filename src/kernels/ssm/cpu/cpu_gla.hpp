@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/common/backend.hpp"
+#include "kernels/common/host_work.hpp"
 #include "kernels/ssm/ssm.hpp"
 
 namespace ringattn::cpu {
@@ -19,7 +20,7 @@ void join_gla_states(const SsmOps& ops, const float* logs, int state_dim, int wi
 
 // Requirements of `spec` that the kernel does not support. See KernelRow::missing.
 std::vector<std::string> cpu_gla_missing(const SsmSpec& spec);
-double cpu_gla_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
+HostWork cpu_gla_work(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
 
 // `backend` must be a CpuBackend.
 std::unique_ptr<SsmKernel> make_cpu_gla(const SsmSpec& spec, Backend& backend);

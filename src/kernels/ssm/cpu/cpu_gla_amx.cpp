@@ -124,9 +124,9 @@ std::vector<std::string> cpu_gla_amx_missing(const SsmSpec& spec) {
 
 std::string amx_gla_unavailable() { return gla_tile_ops() != nullptr ? std::string() : amx_unavailable(); }
 
-// A rate of one thread of a Sapphire Rapids, heads of 128 (bench/notes/ssm.md).
-double cpu_gla_amx_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
-  return 8e10 * cores_of_run(spec, /*heads_per_tile=*/1, backend, tokens);
+// A rate of one core of a Sapphire Rapids, heads of 128 (bench/notes/ssm.md).
+HostWork cpu_gla_amx_work(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
+  return run_work(spec, /*heads_per_tile=*/1, backend, tokens, 8e10);
 }
 
 std::unique_ptr<SsmKernel> make_cpu_gla_amx(const SsmSpec& spec, Backend& backend) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/host_work.hpp"
 #include "kernels/ssm/ssm.hpp"
 
 namespace ringattn::cpu {
@@ -17,8 +18,8 @@ std::vector<std::string> cpu_gla_amx_missing(const SsmSpec& spec);
 // Why the kernel cannot run on this machine. Empty: it can.
 std::string amx_gla_unavailable();
 
-// Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend().
-double cpu_gla_amx_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
+// The work of a run of so many tokens (KernelRow::host_work).
+HostWork cpu_gla_amx_work(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
 
 // `backend` is a CpuBackend and outlives the kernel.
 std::unique_ptr<SsmKernel> make_cpu_gla_amx(const SsmSpec& spec, Backend& backend);

@@ -220,8 +220,8 @@ std::vector<std::string> cpu_selective_scan_missing(const SsmSpec& spec) {
 }
 
 // A decay for each state requires an exponential for each multiply-add.
-double cpu_selective_scan_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
-  return 0.22 * best_ssm_ops().flops_per_second * cores_of_run(spec, kBlocksPerTile * kChannelBlock, backend, tokens);
+HostWork cpu_selective_scan_work(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
+  return run_work(spec, kBlocksPerTile * kChannelBlock, backend, tokens, 0.27 * best_ssm_ops().flops_per_second);
 }
 
 std::unique_ptr<SsmKernel> make_cpu_selective_scan(const SsmSpec& spec, Backend& backend) {

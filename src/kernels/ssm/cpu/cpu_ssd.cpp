@@ -105,10 +105,10 @@ std::vector<std::string> cpu_ssd_missing(const SsmSpec& spec) {
   return missing;
 }
 
-// Fitted to jobs with 1 and 16 threads, as the rates of the other SSM kernels
+// Fitted to jobs with 1, 2 and 16 threads, as the rates of the other SSM kernels
 // (bench/notes/attention-portable.md#estimates).
-double cpu_ssd_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
-  return 2.5 * best_ssm_ops().flops_per_second * cores_of_run(spec, kHeadsPerTile, backend, tokens);
+HostWork cpu_ssd_work(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
+  return run_work(spec, kHeadsPerTile, backend, tokens, 2.7 * best_ssm_ops().flops_per_second);
 }
 
 std::unique_ptr<SsmKernel> make_cpu_ssd(const SsmSpec& spec, Backend& backend) {

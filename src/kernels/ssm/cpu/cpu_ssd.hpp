@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/host_work.hpp"
 #include "kernels/ssm/ssm.hpp"
 
 namespace ringattn::cpu {
@@ -15,10 +16,9 @@ namespace ringattn::cpu {
 std::vector<std::string> cpu_ssd_missing(const SsmSpec& spec);
 std::vector<std::string> cpu_selective_scan_missing(const SsmSpec& spec);
 
-// Default speed estimates in flop/s, for all threads of a backend from make_cpu_backend()
-// (KernelRow::spec_flops_per_second).
-double cpu_ssd_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
-double cpu_selective_scan_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
+// The work of a run of so many tokens (KernelRow::host_work).
+HostWork cpu_ssd_work(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
+HostWork cpu_selective_scan_work(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
 
 // `backend` is a CpuBackend and outlives the kernel.
 std::unique_ptr<SsmKernel> make_cpu_ssd(const SsmSpec& spec, Backend& backend);

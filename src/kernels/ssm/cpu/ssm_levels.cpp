@@ -11,7 +11,6 @@
 #endif
 
 #include "base/rank_liveness.hpp"
-#include "kernels/common/cpu/thread_speed.hpp"
 #include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
 
@@ -37,12 +36,25 @@ std::size_t bytes_of(std::int64_t count, std::size_t floats) {
 
 }  // namespace
 
-double cores_of_run(const SsmSpec& spec, int heads_per_tile, const Backend& backend, std::int64_t tokens) {
+HostWork run_work(const SsmSpec& spec, int heads_per_tile, const Backend& backend, std::int64_t tokens,
+                  double flops_per_second) {
+  const int threads = static_cast<const CpuBackend&>(backend).threads();
   const int heads_of_group = spec.heads / spec.groups;
   const int tiles_of_group = (heads_of_group + heads_per_tile - 1) / heads_per_tile;
-  const double segments = std::ceil(static_cast<double>(tokens) / static_cast<double>(kSegmentTokens));
-  return cores_of_items(static_cast<const CpuBackend&>(backend).threads(),
-                        segments * static_cast<double>(tiles_of_group * spec.groups));
+  const double rows = static_cast<double>(tokens);
+  const double segments = std::ceil(rows / static_cast<double>(kSegmentTokens));
+  const double tiles = segments * static_cast<double>(tiles_of_group * spec.groups);
+  const double width = static_cast<double>(spec.heads) * spec.head_dim;
+  const double flops = 4.0 * width * spec.state_dim * rows;
+  const double x_bytes = rows * width * static_cast<double>(size_of(spec.dtype));
+  const double state_bytes = segments * width * spec.state_dim * sizeof(float);
+  // The states of segments, the states before them, and the rows.
+  WorkPhase accumulate{.tiles = tiles, .vector_seconds = 0.5 * flops / flops_per_second, .bytes = x_bytes};
+  accumulate.regions = std::ceil(tiles / static_cast<double>(kWorkTilesPerHeartbeat * threads));
+  WorkPhase finish = accumulate;
+  finish.bytes = (spec.gate ? 4.0 : 3.0) * x_bytes;
+  const WorkPhase carry{.tiles = 2.0 * spec.heads, .bytes = 6.0 * state_bytes, .regions = 2.0};
+  return {threads, flops, {accumulate, carry, finish}};
 }
 
 SsmLevels::SsmLevels(const SsmSpec& spec, const CpuBackend& backend, const Shape& shape)

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/host_work.hpp"
 #include "kernels/ssm/cpu/ssm_ops.hpp"
 #include "kernels/ssm/ssm.hpp"
 
@@ -31,8 +32,10 @@ struct SsmWorkTile : SsmSegment {
   int head_blocks = 0;
 };
 
-// Cores that a task with one run of `tokens` keeps busy. `heads_per_tile` is that of a work tile, in one segment.
-double cores_of_run(const SsmSpec& spec, int heads_per_tile, const Backend& backend, std::int64_t tokens);
+// The work of a task with one run of `tokens`. `heads_per_tile`: of a work tile, in one segment. `flops_per_second`: of
+// one core.
+HostWork run_work(const SsmSpec& spec, int heads_per_tile, const Backend& backend, std::int64_t tokens,
+                  double flops_per_second);
 
 class SsmLevels : public SsmKernel {
  public:
