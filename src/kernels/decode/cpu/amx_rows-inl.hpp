@@ -3,8 +3,8 @@
 //
 // S is computed as K · Qᵀ: rows of K are the left factor of a tile product, so they are read from the cache as they
 // are, and the few rows of Q are the right factor, packed once for all key tiles. A product of tiles is a sum of the
-// same terms in the same order either way. V is packed, because the rows of a right factor are pairs of keys: 32 keys at
-// a time, so that the pairs stay in the L1 cache.
+// same terms in the same order either way. V is packed, because the rows of a right factor are pairs of keys: 32 keys
+// at a time, so that the pairs stay in the L1 cache.
 //
 // Loaders dequantize all rows of a tile before its first product. While the tile unit computes a product, and for some
 // 100 cycles after it, 512-bit floating-point instructions start on one port instead of two. Dequantizing consists of

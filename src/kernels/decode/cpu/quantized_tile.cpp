@@ -176,8 +176,8 @@ RINGATTN_INLINE void dequantize_int8_pair(const std::byte* const (&values)[2], c
 }
 
 // E4M3: sign, exponent (4 bits), mantissa (3 bits). A power of two does not change how an element times the scale is
-// rounded. So a table has only the elements with the least exponents, each times the scale, and the rest of the exponent
-// is added to the result of the lookup. A NaN is read as 480, as CompressedCache allows.
+// rounded. So a table has only the elements with the least exponents, each times the scale, and the rest of the
+// exponent is added to the result of the lookup. A NaN is read as 480, as CompressedCache allows.
 //
 // Multiples of 2^−9 less than 16: elements with exponents 0 (subnormal) and 1.
 RINGATTN_INLINE __m512 fp8_elements(__m512 scale) {
