@@ -218,7 +218,7 @@ TEST_F(Hostile, BlockMasksOfKeys) {
   const Words cases[] = {
       {"--seq", "1m", "--heads", "8", "--kv-heads", "8", "--block-mask", "window:1m", "--memory", "1k"},
       {"--seq", "8m", "--block-mask", "window:8m", "--dry-run"},
-      {"--seq", "8m", "--block-mask", "window:8m", "--dry-run", "--ranks", "16"},
+      {"--seq", "8m", "--block-mask", "window:8m", "--dry-run", "--ranks", "2"},
       {"--seq", "16m", "--heads", "64", "--kv-heads", "64", "--block-mask", "topk:64", "--dry-run"},
       {"--seq", "1m", "--block-mask", "topk:64", "--memory", "1k"},
       {"--seq", "16m", "--block-mask", "window:0+block:1", "--dry-run"},

@@ -19,13 +19,18 @@ namespace ringattn::testing {
 // A deadline that only a failing test reaches.
 inline Deadline test_deadline() { return Deadline::after(20.0); }
 
-// Bytes that only their owner's seed makes.
+// Bytes that only their owner's seed makes: SplitMix64, begun by Philox, which alone took a third of the time of 64
+// ranks.
 inline Bytes payload_of(std::uint32_t seed, int owner, std::size_t bytes) {
   Bytes all(bytes);
-  for (std::size_t at = 0; at < bytes; at += sizeof(PhiloxWords)) {
-    const PhiloxWords words =
-        philox4x32_10({{seed, static_cast<std::uint32_t>(owner), static_cast<std::uint32_t>(at), 0}}, 1);
-    std::memcpy(all.data() + at, &words, std::min(sizeof words, bytes - at));
+  const PhiloxWords words = philox4x32_10({{seed, static_cast<std::uint32_t>(owner), 0, 0}}, 1);
+  std::uint64_t state = std::uint64_t{words.word[0]} << 32 | words.word[1];
+  for (std::size_t at = 0; at < bytes; at += sizeof state) {
+    state += 0x9e3779b97f4a7c15U;
+    std::uint64_t word = (state ^ state >> 30) * 0xbf58476d1ce4e5b9U;
+    word = (word ^ word >> 27) * 0x94d049bb133111ebU;
+    word ^= word >> 31;
+    std::memcpy(all.data() + at, &word, std::min(sizeof word, bytes - at));
   }
   return all;
 }
@@ -64,7 +69,7 @@ class RingAllGather {
     for (int owner = 0; owner < size_; ++owner) {
       const Bytes expected = payload_of(seed_, owner, bytes_);
       const std::byte* found = all.data() + offset_of(owner, bytes_);
-      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), found))
+      EXPECT_TRUE(bytes_ == 0 || std::memcmp(expected.data(), found, bytes_) == 0)
           << "rank " << rank_ << " has a wrong copy of rank " << owner << "'s " << bytes_ << " bytes";
       EXPECT_EQ(found[-1], kUntouched);
       EXPECT_EQ(found[bytes_], kUntouched);

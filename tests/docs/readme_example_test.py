@@ -35,7 +35,6 @@ EXAMPLES = [("docs/files.md", "## From a file to an answer", ["qkv", "qkv_four",
              ["ssm_layer", "ssm_next", "ssm_one", "ssm_step", "ssm_two"])]  # fmt: skip
 PYTHON_PAGES = ["README.md", "docs/batch-invariance.md"]  # the others' blocks: tests/python/docs_test.py
 PACKAGES = ["numpy", "torch", "transformers"]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # mpirun's word that a container's only user may call it, with more ranks than there are cores; and no GPU, which two
 # processes could not share.
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -79,7 +78,7 @@ def run_example(section: str, folder: str, program: pathlib.Path, expected: list
 
 
 def run_printing(file: pathlib.Path, said: pathlib.Path) -> None:
-    with said.open("w") as output:
+    with said.open("a") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     os.chdir(file.parent)
@@ -87,11 +86,21 @@ def run_printing(file: pathlib.Path, said: pathlib.Path) -> None:
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def run_forked(file: pathlib.Path) -> tuple[int, str]:
+def run_under_torchrun(file: pathlib.Path, said: pathlib.Path) -> None:
+    """What `torchrun --nproc-per-node 2` does, with ranks that are forked from this process. (tests/python/worlds_test.py runs
+    torchrun itself.)"""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="readme", rdzv_backend="c10d",
+                          rdzv_endpoint="localhost:0", max_restarts=0, start_method="fork")  # fmt: skip
+    elastic_launch(config, run_printing)(file, said)
+
+
+def run_forked(file: pathlib.Path, run=run_printing) -> tuple[int, str]:
     """The exit code of a Python program and what it prints: in a process that has imported PACKAGES, which takes longer than
     the blocks do, and nothing of ringattn's."""
     said = file.with_suffix(".said")
-    child = multiprocessing.get_context("fork").Process(target=run_printing, args=(file, said))
+    child = multiprocessing.get_context("fork").Process(target=run, args=(file, said))
     child.start()
     child.join()
     return child.exitcode, said.read_text(encoding="utf-8")
@@ -108,12 +117,7 @@ def run_python_blocks(page: str, folder: str) -> int:
             continue
         file = pathlib.Path(folder, f"block_{count}.py")
         file.write_text(code, encoding="utf-8")
-        if "torch.distributed" in code:
-            done = subprocess.run([sys.executable, *TORCHRUN, file], cwd=folder, text=True, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT)  # fmt: skip
-            status, said = done.returncode, done.stdout
-        else:
-            status, said = run_forked(file)
+        status, said = run_forked(file, run_under_torchrun if "torch.distributed" in code else run_printing)
         assert status == 0, f"{page}:\n{code}\n{said}"
         for line in re.findall(r'^print\("([^"]+)"\)$', code, re.MULTILINE):
             assert line in said.splitlines(), f"{line!r} is not printed:\n{said}"
@@ -135,7 +139,7 @@ def main() -> int:
         os.environ |= {"RINGATTN_LIBRARY": str(pathlib.Path(sys.argv[2]).resolve()), "PYTHONPATH": str(ROOT / "python"),
                        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
         sys.path.insert(0, str(ROOT / "python"))
-        for name in [*PACKAGES, "torch._dynamo"]:
+        for name in [*PACKAGES, "torch._dynamo", "torch.distributed.run"]:
             with contextlib.suppress(ImportError):  # blocks that need it are left out
                 importlib.import_module(name)
         with tempfile.TemporaryDirectory() as folder:

@@ -11,19 +11,20 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 ! command -v ccache >/dev/null || export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache
 
-python3 -m venv "$place/venv"
+python3 -m venv --without-pip "$place/venv"  # installing pip there takes as long as all that follows
 python=$place/venv/bin/python
-if ! "$python" -m pip install --quiet --no-compile scikit-build-core numpy pytest; then
+pip() { python3 -m pip --python "$python" "$@"; }
+if ! pip install --quiet --no-compile scikit-build-core numpy pytest; then
   echo "skipped: PyPI gives no scikit-build-core"
   exit 77
 fi
-options=(--config-settings=wheel.cmake=false)
+options=(--config-settings=wheel.cmake=false --no-build-isolation)
 ((!whole)) || options=(--config-settings=cmake.define.RINGATTN_CUDA=OFF "--config-settings=build-dir=$place/build")
-"$python" -m pip wheel --quiet --no-deps --wheel-dir "$place" "${options[@]}" "$root/python"
+pip wheel --quiet --no-deps --wheel-dir "$place" "${options[@]}" "$root/python"
 wheels=("$place"/ringattn-*-py3-none-*.whl)
 [[ ${#wheels[@]} == 1 && -e ${wheels[0]} ]] || { echo "pip wheel made: $(ls "$place")"; exit 1; }
 rm -rf "$place/build"
-"$python" -m pip install --quiet "${wheels[0]}"
+pip install --quiet --no-deps "${wheels[0]}"
 
 cd "$place"  # where no checkout lies on Python's path
 unset RINGATTN_LIBRARY PYTHONPATH

@@ -3,6 +3,7 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import pathlib
 import subprocess
@@ -18,6 +19,8 @@ from ringattn import _abi, goldens
 from ringattn._build_id import build_id
 from ringattn.goldens import Goldens
 
+# Runs of pytest are forked from a process that has imported it, and nothing of ringattn's.
+SERVER = multiprocessing.get_context("forkserver")
 SUITE = """
 import numpy, ringattn
 
@@ -26,6 +29,16 @@ def test_layer(ringattn_goldens):
     out, lse = ringattn.attention(q, q, q, mask=MASK)
     ringattn_goldens.check("layer", out=out, lse=lse)
 """
+
+
+def run_pytest(said, arguments):
+    """As `python -m pytest` does, whose output goes to a file."""
+    import pytest
+
+    with open(said, "w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    sys.exit(int(pytest.main(arguments)))
 
 
 class Files(unittest.TestCase):
@@ -159,9 +172,14 @@ class Files(unittest.TestCase):
             suite.write_text(SUITE.replace("MASK", repr(mask)))
             suite.with_name("pytest.ini").write_text(f"[pytest]\n{ini}\n")
             plugins = [] if self.installed() else ["-p", "ringattn.pytest_plugin"]
-            plugins += ["-p", "no:cacheprovider"]
-            command = [sys.executable, "-m", "pytest", "-q", "-rs", *plugins, *options, str(suite)]
-            return subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=100)
+            arguments = ["-q", "-rs", *plugins, "-p", "no:cacheprovider", *options, str(suite)]
+            said = suite.with_name("said")
+            process = SERVER.Process(target=run_pytest, args=(said, arguments))
+            process.start()
+            process.join(100)
+            process.kill()
+            process.join()
+            return subprocess.CompletedProcess(arguments, process.exitcode, said.read_text())
 
         return run
 
@@ -207,4 +225,5 @@ class Files(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    SERVER.set_forkserver_preload(["numpy", "pytest"])
     unittest.main()

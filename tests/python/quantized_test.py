@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""quantized_test.py RINGATTN: linear layers in files, by the Python package and by `ringattn quantize`, beside values packed
-here and beside the reference library compressed-tensors where it is installed."""
+"""Linear layers in files, by the Python package and by `ringattn quantize` (TEST_RINGATTN_PROGRAM is the program), beside
+values packed here and beside the reference library compressed-tensors where it is installed."""
 
 import ctypes
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -31,7 +32,7 @@ except ImportError as error:
     PackedQuantizationCompressor = None
     print(f"without compressed-tensors: {error}")
 
-PROGRAM = sys.argv.pop(1)
+PROGRAM = os.environ["TEST_RINGATTN_PROGRAM"]
 LAYER = "model.layers.1.mlp.down_proj"
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 N, K = 40, 384

@@ -19,10 +19,23 @@ def run(arguments):
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+def compile_first_graph():
+    """torch.compile imports and prepares for two seconds for a process's first graph, and for the first with gradients. No
+    gradient is computed: it would start PyTorch's threads, and a process that has them can't be forked."""
+    import torch
+
+    with torch.inference_mode():
+        torch.compile(torch.sin, fullgraph=True, backend="aot_eager")(torch.ones(8))
+    torch.compiler.reset()
+    importlib.import_module("torch._inductor.fx_passes.joint_graph")
+
+
 def run_together(modules, files):
     for module in modules.split(","):
         with contextlib.suppress(ImportError):  # tests that need the module skip themselves
             importlib.import_module(module)
+    if "torch._dynamo" in sys.modules:
+        compile_first_graph()
     codes = []
     for file in files:
         print(f"=== {os.path.basename(file)}", flush=True)

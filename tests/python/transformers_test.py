@@ -27,6 +27,7 @@ ringattn.transformers.register()
 LAYERS = {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE = LAYERS | {"vocab_size": 99, "pad_token_id": 0}
 GROUPED = SHAPE | {"num_key_value_heads": 2}
+ONE = {"num_hidden_layers": 1}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 TWO_KINDS = {"head_dim": 32, "sliding_window": 10, "layer_types": ["sliding_attention", "full_attention"]}
 BOTH = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
@@ -44,11 +45,11 @@ def made(model, config, **settings):
 
 
 def llama(**settings):
-    return made("LlamaForCausalLM", "LlamaConfig", **GROUPED, **settings)
+    return made("LlamaForCausalLM", "LlamaConfig", **GROUPED | settings)
 
 
-def mistral():
-    return made("MistralForCausalLM", "MistralConfig", **GROUPED, sliding_window=20)
+def mistral(**settings):
+    return made("MistralForCausalLM", "MistralConfig", **GROUPED | settings, sliding_window=20)
 
 
 def llama4(chunk):
@@ -61,8 +62,8 @@ def gpt_oss():
     return made("GptOssForCausalLM", "GptOssConfig", **GROUPED, **EXPERTS, **TWO_KINDS)
 
 
-def bert():
-    return made("BertForMaskedLM", "BertConfig", **SHAPE)
+def bert(**settings):
+    return made("BertForMaskedLM", "BertConfig", **SHAPE | settings)
 
 
 def causal_models():
@@ -600,7 +601,8 @@ class Compiled(Case):
         return torch.compile(model, fullgraph=True, backend="aot_eager")
 
     def test_batches(self):
-        for model, uncached in ((llama(), {"use_cache": False}), (mistral(), {"use_cache": False}), (bert(), {})):
+        uncached = {"use_cache": False}
+        for model, uncached in ((llama(**ONE), uncached), (mistral(**ONE), uncached), (bert(**ONE), {})):
             model.set_attn_implementation("eager")
             eager = model(self.ids).logits
             call = self.compiled(model)
@@ -617,7 +619,7 @@ class Compiled(Case):
     def test_packed_rows(self):
         row, given = self.ids[:1], {"position_ids": PACKED, "use_cache": False}
         right, wrong = ({"cu_seq_lens_q": cu, "cu_seq_lens_k": cu} for cu in (CU, OTHER_CU))
-        for model in (llama(), mistral()):
+        for model in (llama(**ONE), mistral(**ONE)):
             call = self.compiled(model)
             self.assert_close(call(row, **given, **right).logits, model(row, **given, **right).logits)
             self.assert_refused(USAGE, "sequences begin at [0, 20, 50] by position_ids", call, row, **given, **wrong)
@@ -626,7 +628,7 @@ class Compiled(Case):
             self.assert_close(call(row, **plain).logits, model(row, **plain).logits)
 
     def test_steps_over_a_fixed_cache(self):
-        model = made("LlamaForCausalLM", "LlamaConfig", **GROUPED | {"num_hidden_layers": 1})
+        model = llama(**ONE)
         call, steps = self.compiled(model), []
         for forward in (model, call):
             cache = transformers.StaticCache(config=model.config, max_cache_len=64)

@@ -4,19 +4,32 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "base/dtype.hpp"
 #include "base/tensor.hpp"
 
 namespace ringattn {
 
-// Converts one row of a view. target: [view.dim].
+// Converts one row of a view. target: [view.dim]. One loop for each dtype: load_element() decides for each element.
 template <class Real>
 void widen_row(const TensorView& view, std::int64_t token, std::int64_t head, Real* target) {
   const std::byte* row = view.at(token, head);
-  const std::size_t size = size_of(view.dtype);
-  for (std::int64_t i = 0; i < view.dim; ++i) {
-    target[i] = static_cast<Real>(load_element(row + static_cast<std::size_t>(i) * size, view.dtype));
+  const auto count = static_cast<std::size_t>(view.dim);
+  const auto convert = [&]<class Stored>(Stored, auto to_float) {
+    for (std::size_t i = 0; i < count; ++i) {
+      Stored stored;
+      std::memcpy(&stored, row + i * sizeof stored, sizeof stored);
+      target[i] = static_cast<Real>(to_float(stored));
+    }
+  };
+  switch (view.dtype) {
+    case Dtype::kF32:
+      return convert(float{}, [](float value) { return value; });
+    case Dtype::kBf16:
+      return convert(std::uint16_t{}, bf16_to_float);
+    case Dtype::kF16:
+      return convert(std::uint16_t{}, f16_to_float);
   }
 }
 

@@ -31,8 +31,9 @@ void make_token(std::uint64_t seed, SyntheticTensor tensor, std::int64_t token, 
   float made[2][kPairs];
   std::int64_t next_head = 0;
   std::int64_t next_pair = 0;
-  while (next_head < heads) {
-    for (std::int64_t i = 0; i < kPairs; ++i) {
+  for (std::int64_t left = heads * pairs; left > 0; left -= kPairs) {
+    const std::int64_t count = std::min(kPairs, left);
+    for (std::int64_t i = 0; i < count; ++i) {
       head[i] = next_head;
       pair[i] = next_pair;
       if (++next_pair == pairs) {
@@ -41,16 +42,16 @@ void make_token(std::uint64_t seed, SyntheticTensor tensor, std::int64_t token, 
       }
     }
 #pragma omp simd
-    for (std::int64_t i = 0; i < kPairs; ++i) {
+    for (std::int64_t i = 0; i < count; ++i) {
       const PhiloxWords block = philox4x32_10(synthetic_counter(tensor, token, head[i], pair[i]), seed);
       for (int word = 0; word < 4; ++word) words[word][i] = block.word[word];
     }
 #pragma omp simd
-    for (std::int64_t i = 0; i < kPairs; ++i) {
+    for (std::int64_t i = 0; i < count; ++i) {
       made[0][i] = synthetic_from_words(words[0][i], words[1][i]) * scale;
       made[1][i] = synthetic_from_words(words[2][i], words[3][i]) * scale;
     }
-    for (std::int64_t i = 0; i < kPairs && head[i] < heads; ++i) {
+    for (std::int64_t i = 0; i < count; ++i) {
       float* const to = values.data() + head[i] * dim + 2 * pair[i];
       to[0] = made[0][i];
       if (2 * pair[i] + 1 < dim) to[1] = made[1][i];

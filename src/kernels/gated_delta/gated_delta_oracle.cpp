@@ -109,22 +109,28 @@ void GatedDeltaOracle::add(std::span<const double> q_row, std::span<const double
       spread[at - d * values_] += k[d] * k[d] * (terms_[at] + 2.0 * before_segment_[at]);
     }
   }
+  std::vector<double>& u = read;
+  std::vector<double>& lost = spread;
   for (std::size_t c = 0; c < values_; ++c) {
-    const double u = beta * (v[c] - read[c]);
-    const double lost = beta * epsilon_ * beta * epsilon_ * (v[c] * v[c] + spread[c]);
-    double sum = 0.0;
-    double error = 0.0;
-    for (std::size_t d = 0; d < keys_; ++d) {
+    u[c] = beta * (v[c] - read[c]);
+    lost[c] = beta * epsilon_ * beta * epsilon_ * (v[c] * v[c] + spread[c]);
+  }
+  std::vector<double> sum(values_, 0.0);
+  std::vector<double> error(values_, 0.0);
+  for (std::size_t d = 0; d < keys_; ++d) {  // row by row, as they lie in memory
+    for (std::size_t c = 0; c < values_; ++c) {
       const std::size_t at = d * values_ + c;
-      state_[at] += k[d] * u;
-      terms_[at] += k[d] * u * k[d] * u;
-      errors_[at] += k[d] * k[d] * lost;
-      sum += state_[at] * q[d];
-      error +=
+      state_[at] += k[d] * u[c];
+      terms_[at] += k[d] * u[c] * k[d] * u[c];
+      errors_[at] += k[d] * k[d] * lost[c];
+      sum[c] += state_[at] * q[d];
+      error[c] +=
           q_norm * q_norm * errors_[at] + epsilon_ * epsilon_ * q[d] * q[d] * (terms_[at] + 2.0 * before_segment_[at]);
     }
-    o_[c] = scale * sum;
-    o_error_[c] = kDeltaDeviations * std::abs(scale) * std::sqrt(error);
+  }
+  for (std::size_t c = 0; c < values_; ++c) {
+    o_[c] = scale * sum[c];
+    o_error_[c] = kDeltaDeviations * std::abs(scale) * std::sqrt(error[c]);
   }
   ++tokens_;
 }
