@@ -59,6 +59,9 @@ CachedKeyRun place_tiles(const AttentionInputs& inputs, const Arrangement& arran
   };
   keys.k.resize(arrangement.sources);
   keys.v.resize(arrangement.sources);
+  const std::size_t most_rows = (keys.tiles.size() / arrangement.sources + 1) * 2 * static_cast<std::size_t>(key_tile);
+  for (std::vector<std::byte>& k : keys.k) k.reserve(most_rows * k_row);
+  for (std::vector<std::byte>& v : keys.v) v.reserve(most_rows * v_row);
   const std::vector<std::size_t> order = shuffled(keys.tiles.size(), arrangement.shuffle + 1);
   for (std::size_t n = 0; n < order.size(); ++n) {
     PlacedTile& tile = keys.tiles[order[n]];

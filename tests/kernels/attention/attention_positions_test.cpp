@@ -120,7 +120,7 @@ TEST_P(AttentionPositions, OfAllTokensOverSeveralKvSplitsAreAttentionWithoutPosi
 
 TEST_P(AttentionPositions, GiveTheSameBitsInAnyArrangement) {
   std::size_t turn = 0;
-  CaseChoice cases = choose_cases(5);
+  CaseChoice cases = choose_cases(7);
   for (const Dims& dims : known(varied_dims(row()))) {
     for (const Mask& mask : kMasks) {
       if (!cases.take()) continue;

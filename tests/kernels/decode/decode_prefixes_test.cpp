@@ -76,9 +76,11 @@ class DecodePrefixes : public DecodeRowTest {
 };
 
 TEST_P(DecodePrefixes, RaggedSequences) {
+  CaseChoice cases = choose_cases(2);
   for (const Dims& dims : dims_of_forms()) {
     std::uint64_t seed = 1;
     for (const int rows : {1, 3, 16}) {
+      if (!cases.take()) continue;
       const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
       expect_same_shared(spec, rows, ragged(group_of(spec)), seed, rows == 3 ? 16 : 128);
       ++seed;
@@ -89,9 +91,11 @@ TEST_P(DecodePrefixes, RaggedSequences) {
 // Prefixes of any length: shorter than a tile, tiles and a rest, whole KV splits and tiles of the next one. Sequences
 // end after them, with the first key after them, with their last key, or inside; one has no key; and two share another.
 TEST_P(DecodePrefixes, AnyLength) {
+  CaseChoice cases = choose_cases(2);
   for (const Dims& dims : dims_of_forms()) {
     std::uint64_t seed = 81;
     for (const std::int64_t keys : {1, 127, 128, 129, 3000, 8191, 8192, 8193, 12345}) {
+      if (!cases.take()) continue;
       const AttentionSpec spec = seed % 2 == 0 ? make_spec(dims, 8, 1, {-1, 0}) : make_spec(dims, 4, 4, {-1, 0});
       const int rows = 1 + 2 * static_cast<int>(seed % 3);
       const Shared shared{{keys + 700, 400, keys + rows, keys, 0, keys / 2 + 1, 260, keys + 130},
@@ -105,6 +109,7 @@ TEST_P(DecodePrefixes, AnyLength) {
 
 // Every set of head dims.
 TEST_P(DecodePrefixes, EveryConfiguration) {
+  CaseChoice cases = choose_cases(2);
   std::uint64_t seed = 1;
   for (const Dims& dims : all_dims(attention_row())) {
     if (dims.head_dim > 256) continue;  // their inputs take long to make
@@ -113,6 +118,7 @@ TEST_P(DecodePrefixes, EveryConfiguration) {
     spec.softcap = seed % 3 == 0 ? 15.0F : 0.0F;
     const std::int64_t group = group_of(spec);
     for (const std::int64_t keys : {group + 5, group + 600, std::int64_t{300}}) {
+      if (!cases.take()) continue;
       expect_same_shared(spec, 2, {{keys + 60, keys + 9}, {0, 0}, {static_cast<std::int32_t>(keys)}}, seed, 256);
     }
     ++seed;
@@ -121,10 +127,12 @@ TEST_P(DecodePrefixes, EveryConfiguration) {
 
 // Masks that hide a part of a prefix from some rows, or all of it, or nothing.
 TEST_P(DecodePrefixes, EveryMask) {
+  CaseChoice cases = choose_cases(3);
   for (const Dims& dims : dims_of_forms()) {
     const std::int64_t group = group_of(make_spec(dims, 4, 2, {-1, 0}));
     for (const std::int64_t keys : {group, group + 600}) {
       for (const Mask& mask : {Mask{-1, -1}, Mask{150, 0}, Mask{keys, 0}, Mask{keys + 309, 0}, Mask{4 * group, 30}}) {
+        if (!cases.take()) continue;
         expect_same_shared(make_spec(dims, 4, 2, mask), 4,
                            {{keys + 312, keys + 310, keys + 3, keys + 2, keys + 1},
                             {0, 0, 0, 0, 0},
@@ -289,6 +297,7 @@ TEST_P(DecodePrefixes, GrowingSequences) {
 
 // Keys dealt to several caches: each partition computes its KV splits of the prefixes once.
 TEST_P(DecodePrefixes, OverPartitions) {
+  CaseChoice cases = choose_cases(2);
   for (const Dims& dims : dims_of_forms()) {
     const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
     const std::int64_t group = group_of(spec);
@@ -296,6 +305,7 @@ TEST_P(DecodePrefixes, OverPartitions) {
     const AttentionInputs inputs = inputs_of(spec, 2, shared, 61);
     const AttentionResult expected = folded(inputs);
     for (const int count : {2, 3, 5}) {
+      if (!cases.take()) continue;
       std::vector<std::unique_ptr<DecodeRunner>> runners;
       std::vector<const float*> records;
       for (int i = 0; i < count; ++i) {

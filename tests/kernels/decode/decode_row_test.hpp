@@ -81,6 +81,8 @@ class DecodeRowTest : public ::testing::TestWithParam<DecodeRow> {
   }
 
   const DecodeRow& row() const { return GetParam(); }
+  // As KernelRowTest's.
+  CaseChoice choose_cases(std::int64_t every) const { return CaseChoice(row().backend == "cpu" ? every : 1); }
   const AttentionRow& attention_row() const { return fold_of(row()); }
   std::vector<Dims> dims() const { return varied_dims(attention_row()); }
   Dims first_dims() const { return usual_dims(attention_row()).front(); }

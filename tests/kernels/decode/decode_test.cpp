@@ -392,7 +392,8 @@ TEST_P(Decode, AnyPartition) {
         outgrows.set_v(group + 699, 0, 1, kNan);
         const AttentionResult expected_few = folded(few);
         const AttentionResult expected_outgrows = folded(outgrows);
-        for (const int slices : {2, 4}) {  // all that are compiled
+        for (const int slices :
+             row().backend == "cuda" ? std::vector{2, 4} : std::vector{0}) {  // all that are compiled
           SCOPED_TRACE(fmt::format("{}, {} rows, slices {}", describe(spec), rows, slices));
           const CacheLayout layout{
               .page_size = kPages[static_cast<std::size_t>(slices / 2 + rows / 3) % std::size(kPages)],

@@ -93,7 +93,7 @@ TEST_P(MlaFp8Cache, OneTile) {
 
 TEST_P(MlaFp8Cache, EveryPageAndForm) {
   // 128 heads are two blocks of rows.
-  for (const int heads : {16, 64, 128}) {
+  for (const int heads : on_device() ? std::vector{16, 64, 128} : std::vector{16, 128}) {
     const Latents of = latents(spec(heads), 2, {group_ + 77, 130, 1, 64, 0, 1000}, 2);
     const AttentionResult expected = run(of, {}, false);
     for (const std::int64_t page : {0, 16, 32, 64, 128, 256}) {
@@ -109,7 +109,7 @@ TEST_P(MlaFp8Cache, LengthsAroundEdges) {
   for (const int heads : {16, 128}) {
     const Latents of = latents(spec(heads), 1, {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 127, 128, 129, 191}, 3);
     const AttentionResult expected = run(of, {}, false);
-    for (const int slices : {1, 2}) {
+    for (const int slices : on_device() ? std::vector{1, 2} : std::vector{1}) {
       expect_same(of, {.slices = slices}, expected);
       expect_same(of, {.page_size = 16, .slices = slices}, expected);
     }
@@ -136,7 +136,8 @@ TEST_P(MlaFp8Cache, ManyShortWorkTiles) {
   for (const int heads : {16, 70}) {
     const Latents of = latents(spec(heads), 1, lengths, 6);
     const AttentionResult expected = run(of, {}, false);
-    for (const int slices : {0, 1, 2}) expect_same(of, {.page_size = 16, .slices = slices}, expected);
+    for (const int slices : on_device() ? std::vector{0, 1, 2} : std::vector{0})
+      expect_same(of, {.page_size = 16, .slices = slices}, expected);
   }
 }
 

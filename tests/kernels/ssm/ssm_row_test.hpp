@@ -55,6 +55,8 @@ class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
   }
 
   const SsmRow& row() const { return GetParam(); }
+  // As KernelRowTest's.
+  CaseChoice choose_cases(std::int64_t every) const { return CaseChoice(row().backend == "cpu" ? every : 1); }
   bool can(const SsmSpec& spec) const { return row().missing(spec).empty(); }
 
   // The specs of all dims, dtypes and flags that the row supports.
