@@ -239,7 +239,7 @@ class CpuConv1d final : public CausalConv1dKernel {
     }
     for (std::int64_t t = 0; t < tokens; ++t) {
       ops_.convolve(spec_.channels, spec_.width, x + t * spec_.channels, weights.data(), task.bias, spec_.silu, y);
-      narrow_row(y, spec_.channels, spec_.dtype, task.y.at(run.row + begin + t, 0));
+      narrow_row(ops_, y, spec_.channels, spec_.dtype, task.y.at(run.row + begin + t, 0));
     }
   }
 
