@@ -400,7 +400,7 @@ def main(arguments: list[str] | None = None) -> int:
             _collect_env(words[1:])
             return 0
         if words[:1] not in (["verify"], ["collect-env"]) and words[:1] not in (["-h"], ["--help"]):
-            refuse(f'"{words[0]}" is no command' if words else "there is no command",
+            refuse(f'"{words[0]}" is not a command' if words else "there is no command",
                    "there are verify and collect-env", _HELP)
         given = _given(words[1:]) if words[0] == "verify" else None
         if given is None:

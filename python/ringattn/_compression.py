@@ -255,7 +255,7 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
         if kind_of(array) is not kind_of(k):
             refuse(f"{name} is {type(array).__name__}", f"k is {type(k).__name__}", "Pass arrays of one kind.")
         if device_of(array) != device_of(k):
-            refuse(f"{name} lies on {array.device}", f"k lies on {k.device}", "Pass tensors of one device.")
+            refuse(f"{name} is on {array.device}", f"k is on {k.device}", "Pass tensors of one device.")
         check_axes(name, array, (3, 4), "[(batch,) tokens, heads, dim]")
         if type_name(array.dtype) not in ("float16", "bfloat16"):
             refuse(f"{name} is {type_name(array.dtype)}", "compressed rows become float16 or bfloat16 again", "Convert it.")

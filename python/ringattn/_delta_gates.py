@@ -40,7 +40,7 @@ def _check(a, b, A_log, dt_bias) -> None:
         if is_torch(array):
             check_array(name, array, differentiable=True)
             if array.device != a.device:
-                refuse(f"{name} lies on {array.device}", f"a lies on {a.device}", "Move it there.")
+                refuse(f"{name} is on {array.device}", f"a is on {a.device}", "Move it there.")
         if type_name(array.dtype) not in ("float32", "float16", "bfloat16"):
             refuse(f"{name} is {type_name(array.dtype)}", "it is float32, float16 or bfloat16", "Convert it.")
     if a.ndim not in (b.ndim, b.ndim + 1) or tuple(a.shape[: b.ndim]) != tuple(b.shape) or b.ndim < 2:

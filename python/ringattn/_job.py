@@ -69,7 +69,7 @@ def world_of(array, world: World | None) -> World:
     _check_world(world)
     if world.device != device:
         refuse(
-            f"q lies on device {device}", f"the world's tensors lie on {world.device}", "Use a world of that device."
+            f"q is on device {device}", f"the world's tensors are on {world.device}", "Use a world of that device."
         )
     return world
 
@@ -91,7 +91,7 @@ def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
             if part is like:
                 device_of(like, first)
             elif is_torch(part) and part.device != like.device:
-                refuse(f"{name} lies on {part.device}", f"{first} lies on {like.device}", "Pass tensors of one device.")
+                refuse(f"{name} is on {part.device}", f"{first} is on {like.device}", "Pass tensors of one device.")
 
 
 _COMPUTED = ("float32", "float16", "bfloat16")

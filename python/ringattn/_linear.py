@@ -657,7 +657,7 @@ def _check_quantized(weight, scales, zeros) -> None:
         if is_torch(array) != is_torch(weight):
             refuse(f"{name} is {type(array).__name__}", f"weight is {type(weight).__name__}", "Pass arrays of one kind.")
         if device_of(array) != device_of(weight):
-            refuse(f"{name} lies on {array.device}", f"weight lies on {weight.device}", "Pass tensors of one device.")
+            refuse(f"{name} is on {array.device}", f"weight is on {weight.device}", "Pass tensors of one device.")
     check_axes("weight", weight, (2,), "[out_features, in_features], or [out_features, in_features / 2]")
     format = format_of(weight)
     if format == "float":

@@ -132,7 +132,7 @@ def _why_kept(model, name: str, module, weights: str, filter_fn, ignore, heads: 
     if module.weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"its weight is {str(module.weight.dtype).removeprefix('torch.')}"
     if weights == "int4" and module.in_features % _linear.GROUP:
-        return f"its {module.in_features} features are no multiple of {_linear.GROUP}"
+        return f"its {module.in_features} features are not a multiple of {_linear.GROUP}"
     return ""
 
 
@@ -147,7 +147,7 @@ def _patterns(ignore) -> tuple[str, ...]:
         try:
             re.compile(pattern[3:] if pattern.startswith("re:") else "")
         except re.error as error:
-            refuse(f'ignore has "{pattern}"', f"it is no regular expression: {error}", "Check it.")
+            refuse(f'ignore has "{pattern}"', f"it is not a regular expression: {error}", "Check it.")
     return patterns
 
 

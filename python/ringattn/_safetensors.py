@@ -41,7 +41,7 @@ def quoted(name: str) -> str:
 
 def _file(path: str) -> _Refuse:
     def refuse(why: str) -> NoReturn:
-        raise FileError(f"{path} is no valid safetensors file", why,
+        raise FileError(f"{path} is not a valid safetensors file", why,
                         "Check that it was copied whole, or write it again with the safetensors library.")  # fmt: skip
 
     return refuse
@@ -49,7 +49,7 @@ def _file(path: str) -> _Refuse:
 
 def _index(path: str) -> _Refuse:
     def refuse(why: str) -> NoReturn:
-        raise FileError(f"{path} is no valid safetensors index", why,
+        raise FileError(f"{path} is not a valid safetensors index", why,
                         "Give the model's *.index.json, or one of its files.")
 
     return refuse
@@ -65,7 +65,7 @@ def _open(path: str) -> int:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise FileError(f"can't read {path}", "it is a directory" if stat.S_ISDIR(mode) else "it is no regular file",
+        raise FileError(f"can't read {path}", "it is a directory" if stat.S_ISDIR(mode) else "it is not a regular file",
                         "Give a safetensors file.")  # fmt: skip
     return descriptor
 
@@ -122,7 +122,7 @@ def _parse(text: bytes, depth: int, most: int, refuse: _Refuse) -> dict:
         return said
 
     def constant(word: str) -> NoReturn:
-        raise ValueError(f"{word} is no number")
+        raise ValueError(f"{word} is not a number")
 
     def whole(digits: str) -> int | float:
         return float(digits) if digits[0] == "-" or len(digits) > 19 else int(digits)
@@ -132,7 +132,7 @@ def _parse(text: bytes, depth: int, most: int, refuse: _Refuse) -> dict:
     except ValueError as error:
         refuse(f"it isn't JSON in UTF-8: {error}")
     if not isinstance(said, dict):
-        refuse("its JSON is no object")
+        refuse("its JSON is not an object")
     return said
 
 
@@ -216,7 +216,7 @@ class _Shard:
         metadata = {} if metadata is None else metadata  # as the reference library, which takes null
         self.metadata = metadata
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            refuse("its __metadata__ is no object of strings")
+            refuse("its __metadata__ is not an object of strings")
         if len(metadata) > _METADATA or any(len(key.encode()) > _NAME_BYTES for key in metadata):
             refuse(f"its __metadata__ has more than {_METADATA} entries, or a key of more than {_NAME_BYTES} bytes")
         if len(said) > _TENSORS:
@@ -243,9 +243,9 @@ def _files_of(path: str) -> dict[str, str]:
         refuse("it has no weight_map, an object of names")
     for name, file in said.items():
         if not isinstance(file, str):
-            refuse(f"the file of tensor {quoted(name)} is no name")
+            refuse(f"the file of tensor {quoted(name)} is not a name")
         if _CONTROL.search(file) or {"", ".", ".."} & set(file.split("/")):
-            refuse(f"tensor {quoted(name)} lies in {quoted(file)}, which is no file inside the index's folder")
+            refuse(f"tensor {quoted(name)} lies in {quoted(file)}, which is not a file inside the index's folder")
     files = {file: os.path.join(os.path.dirname(path), file) for file in said.values()}
     if len(files) > _INDEX_FILES:
         refuse(f"its tensors lie in more than {_INDEX_FILES} files")

@@ -127,7 +127,7 @@ def device_of(array, name: str = "a tensor") -> tuple[int, int]:
     if array.device.type == "cuda":
         return _abi.CUDA, array.device.index
     unsupported(
-        f"{name} lies on {array.device}", "ringattn computes on CPUs and NVIDIA GPUs", "Move it to one of these."
+        f"{name} is on {array.device}", "ringattn computes on CPUs and NVIDIA GPUs", "Move it to one of these."
     )
 
 

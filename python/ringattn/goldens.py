@@ -115,7 +115,7 @@ class Goldens:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise FileError(f"{self.path} is no file of goldens", str(error), "Record it anew.") from error
+            raise FileError(f"{self.path} is not a file of goldens", str(error), "Record it anew.") from error
 
     def check(self, name: str, **arrays) -> None:
         """Compares arrays with those recorded under these names.

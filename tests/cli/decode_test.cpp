@@ -155,7 +155,7 @@ TEST(Decode, ReportsItsOp) {
   EXPECT_EQ(check_report(run.out), "");
   EXPECT_EQ(json_at(run.out, "/op"), "\"decode\"");
   EXPECT_EQ(json_at(run.out, "/job/q_tokens"), "3");
-  EXPECT_EQ(json_at(run.out, "/plan/layout"), "\"groups\"");
+  EXPECT_EQ(json_at(run.out, "/plan/layout"), "\"KV splits\"");
   EXPECT_NE(json_at(run.out, "/plan/memory/cache"), "absent");
   EXPECT_EQ(json_at(run.out, "/exposed_comm_ms"), "null");
   const Finished attention = tool(Words{"run", "--json", "-"} + small_job());

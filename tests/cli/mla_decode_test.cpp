@@ -101,13 +101,13 @@ TEST(MlaSteps, SayTheirForm) {
     ASSERT_EQ(run.code, 0) << run.err;
     EXPECT_EQ(check_report(run.out), "");
     EXPECT_EQ(json_at(run.out, "/plan/form"), "\"absorbed\"");
-    EXPECT_EQ(json_at(run.out, "/plan/layout"), "\"groups\"");
+    EXPECT_EQ(json_at(run.out, "/plan/layout"), "\"KV splits\"");
     EXPECT_TRUE(has(run.err, "# form: absorbed (2 queries a sequence at most: absorbed up to ")) << run.err;
     const Finished plan = tool(Words{"plan", "--world", "2", "--json", "-", "--op", "mla", "--seq", "8k"} +
                                Words{"--q-len", "1", "--backend", "cpu"} + pages);
     ASSERT_EQ(plan.code, 0) << plan.err;
     EXPECT_EQ(json_at(plan.out, "/rows/0/form"), "\"absorbed\"");
-    EXPECT_EQ(json_at(plan.out, "/rows/0/layout"), "\"groups\"");
+    EXPECT_EQ(json_at(plan.out, "/rows/0/layout"), "\"KV splits\"");
     EXPECT_TRUE(has(plan.err, "# 8192 keys, form: absorbed (1 query a sequence at most: absorbed up to 170)"));
   }
   const Finished rows = tool({"plan", "--op", "mla", "--seq", "8k", "--world", "2", "--json", "-"});
@@ -175,7 +175,7 @@ TEST(MlaSteps, AreVerifiedMeasuredAndPlanned) {
   const Finished report = tool(Words{"run", "--json", "-"} + paged + steps_job());
   EXPECT_EQ(check_report(report.out), "");
   EXPECT_EQ(json_at(report.out, "/op"), "\"mla\"");
-  EXPECT_EQ(json_at(report.out, "/plan/layout"), "\"groups\"");
+  EXPECT_EQ(json_at(report.out, "/plan/layout"), "\"KV splits\"");
   const Finished bench = tool({"bench", "--op",      "mla", "--seq",      "300", "--q-len",    "1", "--page-size",
                                "64",    "--heads",   "2",   "--head-dim", "16",  "--rope-dim", "8", "--latent-dim",
                                "32",    "--samples", "2",   "--backend",  "cpu", "--jsonl",    "-"});

@@ -89,12 +89,12 @@ TEST(SafetensorsWriter, RefusesPathsThatCannotBeWritten) {
   folder.write("plain", "x");
   ASSERT_EQ(::mkfifo(folder.file("fifo").c_str(), 0600), 0);
   const std::pair<std::string, std::string> cases[] = {
-      {"", "no path"},
+      {"", "not a path"},
       {folder.path(), "is a directory"},
       {folder.file("none/out"), "No such file"},
       {folder.file("plain/out"), "is not a folder"},
-      {folder.file("fifo"), "no regular file"},
-      {"/dev/null", "no regular file"},
+      {folder.file("fifo"), "not a regular file"},
+      {"/dev/null", "not a regular file"},
       {folder.file(std::string(300, 'a')), "File name too long"},
   };
   for (const auto& test : cases) {

@@ -437,11 +437,11 @@ class Forms(unittest.TestCase):
         q, k_cache, v_cache, lengths = map(torch.from_numpy, STEP)
         rows, meta = q[:, :2], q[:, :2].to("meta")
         step = {"lengths_before": lengths, "v_new": rows}
-        with self.assertRaisesRegex(ringattn.UnsupportedError, "q lies on meta"):
+        with self.assertRaisesRegex(ringattn.UnsupportedError, "q is on meta"):
             ringattn.rope(meta)
-        self.refuses([("k_new lies on meta (q lies on cpu)", lambda: ringattn.decode(q, k_cache, v_cache, k_new=meta, **step)),
-                      ("v lies on meta (k lies on cpu)", lambda: ringattn.evict(rows, meta, "knorm")),
-                      ("value lies on meta (query lies on cpu)",
+        self.refuses([("k_new is on meta (q is on cpu)", lambda: ringattn.decode(q, k_cache, v_cache, k_new=meta, **step)),
+                      ("v is on meta (k is on cpu)", lambda: ringattn.evict(rows, meta, "knorm")),
+                      ("value is on meta (query is on cpu)",
                        lambda: ringattn.scaled_dot_product_attention(rows, rows, meta))])  # fmt: skip
         begins = torch.tensor([0, 20]).to_sparse()
         self.refuses([("cu_seqlens is of layout torch.sparse_coo on cpu", lambda: ringattn.ssd(*SCAN, cu_seqlens=begins))])

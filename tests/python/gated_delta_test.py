@@ -105,7 +105,7 @@ class GatedDelta(unittest.TestCase):
     @unittest.skipIf(torch is None, "needs PyTorch")
     def test_gates_lie_together(self):
         gates = [torch.zeros(shape) for shape in ((10, 2), (10, 2), (2,), (2,))]
-        with self.assertRaisesRegex(ringattn.UsageError, "dt_bias lies on meta .a lies on cpu.. Move it"):
+        with self.assertRaisesRegex(ringattn.UsageError, "dt_bias is on meta .a is on cpu.. Move it"):
             ringattn.gated_delta_gates(*gates[:3], gates[3].to("meta"))
         with self.assertRaisesRegex(ringattn.UsageError, "A_log is of layout torch.sparse_coo"):
             ringattn.gated_delta_gates(*gates[:2], gates[2].to_sparse(), gates[3])

@@ -97,7 +97,7 @@ class Files(unittest.TestCase):
         Goldens(self.path, record=True).check("a", out=self.out)
         self.assertEqual(len(json.loads(self.path.read_text())), 2)
         self.path.write_text("{")
-        self.refuses(ringattn.FileError, "is no file of goldens", out=self.out)
+        self.refuses(ringattn.FileError, "is not a file of goldens", out=self.out)
 
     def test_a_section_is_of_a_build_a_kind_of_device_and_a_machine(self):
         Goldens(self.path, record=True).check("a", out=self.out)
@@ -165,7 +165,7 @@ class Files(unittest.TestCase):
         self.assertEqual(ringattn.testing.first_difference(there + 1, on_host), (0, 0, 0))
         with self.assertRaises(ringattn.UnsupportedError) as caught:
             Goldens(self.path).check("a", out=on_host.to("meta"))
-        self.assertIn("a tensor lies on meta", str(caught.exception))
+        self.assertIn("a tensor is on meta", str(caught.exception))
 
     def runner(self, suite):
         def run(mask, *options, ini=""):

@@ -459,7 +459,7 @@ class OneGpu(unittest.TestCase):
 
     def test_other_devices_are_refused(self):
         q = normal(100, 2, 128)
-        with self.assertRaisesRegex(ringattn.UsageError, r"k lies on cpu \(q lies on cuda:0\)"):
+        with self.assertRaisesRegex(ringattn.UsageError, r"k is on cpu \(q is on cuda:0\)"):
             ringattn.attention(q, q.cpu(), q)
 
     def test_a_call_costs_little(self):

@@ -318,7 +318,7 @@ class Calls(Refusals):
             self.refuses(words, call)
         self.refuses("200 features", lambda: linear(x[:, :200], q4.weight[:, :100], scales=q4.scales[:, :1]),
                      ringattn.UnsupportedError)  # fmt: skip
-        self.refuses("x lies on meta", lambda: linear(x.to("meta"), weight), ringattn.UnsupportedError)
+        self.refuses("x is on meta", lambda: linear(x.to("meta"), weight), ringattn.UnsupportedError)
         found = ringattn.run_ranks(2, lambda world: self.refused_shard(world, x, weight))
         self.assertIn("out_features is not given", found[0])
 
@@ -675,7 +675,7 @@ class Models(Refusals):
             self.assertEqual(reasons.pop("tied"), "its weight is shared with embed")
             self.assertEqual(reasons.pop("lm_head"), "the output head")
             if format == "int4":
-                self.assertEqual(reasons.pop("narrow"), "its 72 features are no multiple of 128")
+                self.assertEqual(reasons.pop("narrow"), "its 72 features are not a multiple of 128")
             self.assertEqual(reasons, {})
             up = report["up"]
             self.assertEqual(up.bytes_before, 4 * (128 * 256 + 256))

@@ -87,7 +87,7 @@ class Reader(Case):
             ("isn't JSON in UTF-8", of_one(shape=[float("nan")])),
             ("isn't JSON in UTF-8", of_one(b'{"q":' + one + b"}{}")),
             ("members, lists and strings", of_one(b'"' * 2_000_000)),
-            ("its JSON is no object", of_one(b"[]")),
+            ("its JSON is not an object", of_one(b"[]")),
             ("nested deeper than 4 levels", of_one(b"[" * 200_000)),
             ("nested deeper than 4 levels", of_one(b'{"a":' * 200_000)),
             ("members, lists and strings", of_one(b'{"q":[' + b"[],0," * 800_000 + b"0]}")),
@@ -124,7 +124,7 @@ class Reader(Case):
             ("like a path that leaves", of_one({"../q": WHOLE})),
             ("like a path that leaves", of_one({"/q": WHOLE})),
             ("a tensor's name has more than 4096 bytes", of_one({"ä" * 2049: WHOLE})),
-            *(("its __metadata__ is no object of strings", of_one({"__metadata__": said, "q": WHOLE}))
+            *(("its __metadata__ is not an object of strings", of_one({"__metadata__": said, "q": WHOLE}))
               for said in ([], "a", {"a": 1}, {"a": None}, {"a": {}})),
         ):  # fmt: skip
             with self.subTest(words):
@@ -163,13 +163,13 @@ class Reader(Case):
         for words, text in (
             ("it has no weight_map", "{}"),
             ("it has no weight_map", json.dumps({"weight_map": [name]})),
-            ("its JSON is no object", "[]"),
+            ("its JSON is not an object", "[]"),
             ("isn't JSON in UTF-8", ""),
             ("isn't JSON in UTF-8", "{"),
             ("nested deeper than 16 levels", "[" * 100_000),
             ("it names `q` twice", '{"weight_map":{"q":"%s","q":"%s"}}' % (name, name)),
             ("the file of tensor `q` is no name", json.dumps({"weight_map": {"q": 3}})),
-            *(("is no file inside the index's folder", json.dumps({"weight_map": {"q": file}}))
+            *(("is not a file inside the index's folder", json.dumps({"weight_map": {"q": file}}))
               for file in ("/dev/zero", "../a", "", "a/../b", "./a", "a\0")),
         ):  # fmt: skip
             index.write_text(text)

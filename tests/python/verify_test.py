@@ -302,11 +302,11 @@ class Refused(Case):
     def test_what_is_no_regular_file(self):
         self.input.unlink()
         os.mkfifo(self.input)
-        self.refused("(it is no regular file). Give a safetensors file", code=3)
+        self.refused("(it is not a regular file). Give a safetensors file", code=3)
         self.input = self.input.parent
         self.refused("(it is a directory)", code=3)
         self.input = pathlib.Path("/dev/zero")
-        self.refused("(it is no regular file)", code=3)
+        self.refused("(it is not a regular file)", code=3)
 
     def test_flags(self):
         for words, flags in (
@@ -337,7 +337,7 @@ class Refused(Case):
                 self.refused(words, *flags)
         self.assertIn("Did you mean --rows?", self.run_main("--row", "3")[2])
         self.passes("--window", "4k,0", "--softcap", "0")
-        for words, said in (([], "there is no command"), (["run"], '"run" is no command'),
+        for words, said in (([], "there is no command"), (["run"], '"run" is not a command'),
                             (["verify"], "--input is missing")):
             err = io.StringIO()
             with contextlib.redirect_stderr(err):

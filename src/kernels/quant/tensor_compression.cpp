@@ -302,16 +302,10 @@ std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, 
   const std::vector<CompressedRun> runs = tensor.runs();
   const MutableTensorView view =
       dense_view(static_cast<void*>(plain.data()), shape.dtype, tensor.tokens(), shape.heads, shape.dim);
-  const DecompressTask task{tensor.format, shape, tensor.rows(), runs, view};
   if (backend != nullptr) {
-    decompress_staged(*backend, task);
-    return plain;
-  }
-  TensorCodec codec(tensor.format, shape, {threads, kNoDevice});
-  if (tensor.format.rank > 0) {  // the GEMM of `codec` may be one by AMX tiles, which has other bits
-    LowRankCodec(tensor.format, shape, codec.backend(), 1).decompress(task, {});
+    decompress_staged(*backend, {tensor.format, shape, tensor.rows(), runs, view});
   } else {
-    codec.decompress(task.from, runs, view);
+    TensorCodec(tensor.format, shape, {threads, kNoDevice}).decompress(tensor.rows(), runs, view);
   }
   return plain;
 }

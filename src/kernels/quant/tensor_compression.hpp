@@ -94,8 +94,8 @@ class TensorCodec {
 // Loads the device code for decompression, so that it is not loaded during a graph capture or while peers wait.
 void load_decompression(const RowFormat& format, const RowShape& shape, Backend& backend);
 
-// The decompressed tensor: dense [tokens, heads, dim] of its dtype. `backend` is as in CompressionOptions. The bits are
-// the same on every backend and host: low-rank formats use the GEMMs that sum in the order of cpu_gemm.
+// The decompressed tensor: dense [tokens, heads, dim] of its dtype. `backend` is as in CompressionOptions. The bits of
+// low-rank formats are those of the host's fastest GEMM, or of the backend's ordered one.
 std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, Backend* backend = nullptr);
 
 }  // namespace ringattn

@@ -114,10 +114,7 @@ TEST_P(CompressedRowsTest, RunsAndStridesMoveNoBit) {
     const RowShape shape{dtype, 2, 128};
     const std::vector<std::byte> rows = outlier_rows(shape, kLengths, 2);
     CompressedTensor tensor = compressed(format(), shape, rows);
-    TensorCodec codec(format(), shape, {2, kNoDevice});
-    std::vector<std::byte> whole(rows.size());
-    codec.decompress(tensor.rows(), tensor.runs(),
-                     dense_view(static_cast<void*>(whole.data()), dtype, tensor.tokens(), shape.heads, shape.dim));
+    const std::vector<std::byte> whole = decompress_tensor(tensor, 1);
     // Streams with 48 bytes after each row, and elements with a head too many.
     CompressedRows from = tensor.rows();
     std::vector<std::vector<std::byte>> padded;
@@ -142,7 +139,7 @@ TEST_P(CompressedRowsTest, RunsAndStridesMoveNoBit) {
     }
     std::vector<std::byte> plain(static_cast<std::size_t>(tensor.tokens() * 3 * shape.dim) * 2);
     const MutableTensorView view{plain.data(), dtype, tensor.tokens(), 2, shape.dim, 3 * shape.dim, shape.dim};
-    codec.decompress(from, runs, view);
+    TensorCodec(format(), shape, {2, kNoDevice}).decompress(from, runs, view);
     for (std::int64_t t = 0; t < tensor.tokens(); ++t) {
       ASSERT_EQ(std::memcmp(view.at(t, 0), whole.data() + t * 512, 512), 0) << t;
     }

@@ -104,9 +104,7 @@ TEST_F(HeadGroups, WhereHeadsLieMovesNoBit) {
   EXPECT_EQ(kept, expected.energy_kept);
   EXPECT_TRUE(tensor.streams == expected.streams);
   EXPECT_TRUE(tensor.tables == expected.tables);
-  std::vector<std::byte> back(rows.size());
-  coder.decompress(expected.rows(), expected.runs(),
-                   dense_view(static_cast<void*>(back.data()), shape.dtype, kTokens, shape.heads, shape.dim));
+  const std::vector<std::byte> back = decompress_tensor(expected, 1);
   coder.decompress_checked("k", tensor.rows(), tensor.runs(), view, ErrorCode::kFile);
   for (std::int64_t t = 0; t < kTokens; ++t) {
     for (std::int64_t h = 0; h < 4; ++h) ASSERT_EQ(std::memcmp(view.at(t, h), back.data() + (t * 4 + h) * 80, 80), 0);

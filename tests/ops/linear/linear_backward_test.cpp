@@ -373,7 +373,7 @@ TEST(LinearGradients, RefuseWhatHasNone) {
   spec.gated = true;
   spec.activation = LinearActivation::kSilu;
   spec.out_features = 48;
-  EXPECT_NE(refused(spec, 3, LinearOutput::kShard).find("no whole leaves"), std::string::npos);
+  EXPECT_NE(refused(spec, 3, LinearOutput::kShard).find("not whole leaves"), std::string::npos);
   spec.out_features = 50;
   EXPECT_NE(refused(spec, 1, LinearOutput::kShard).find("256 to 50 features (weight gradients have multiples of 8)"),
             std::string::npos);

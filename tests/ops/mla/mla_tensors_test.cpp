@@ -260,7 +260,7 @@ TEST(MlaTensors, AreRefusedWithBothShapes) {
        {"`kv_b_proj`", "[121, 128]", "`q`"}},
       {"queries in the latent of a projection",
        [](NamedTensors& t) { t = with_projection(with_queries_in_latent(t, MlaFile())); },
-       {"`kv_b_proj`", "`q`", "[44, 3, 136]", "is in the latent", "how many of the 40 rows of a head are w_uk's",
+       {"`kv_b_proj`", "`q`", "[44, 3, 136]", "is in the latent", "how many of the 40 rows of a head belong to w_uk",
         "Give w_uk and w_uv instead"}},
       {"no matrices", [](NamedTensors& t) { t.erase("w_uk"), t.erase("w_uv"); }, {"w_uk"}},
       {"w_uk of other heads beside queries in the latent",

@@ -29,11 +29,12 @@ std::int64_t work_tile_rows(const AttentionSpec& spec, const TileOps& ops, int t
   const std::int64_t min_rows =
       std::min<std::int64_t>(max_rows, std::max(1, ops.row_block * spec.kv_heads / spec.heads));
   const std::int64_t limit = std::clamp<std::int64_t>(rows * spec.kv_heads / (4 * threads), min_rows, max_rows);
-  // Equal work tiles, and up to twice as many if the busiest thread then has a smaller share.
+  // Work tiles of equal size: as few as possible, or up to twice as many if the busiest thread then has a smaller
+  // share. A multiple of the threads gives all threads the same, so there is no need to look further.
   const auto busiest = [&](std::int64_t tiles) { return ceil_div(tiles * spec.kv_heads, threads); };
   const std::int64_t fewest = ceil_div(rows, limit);
   std::int64_t tiles = fewest;
-  for (std::int64_t more = fewest + 1; more <= 2 * fewest; ++more) {
+  for (std::int64_t more = fewest + 1; more <= fewest + std::min<std::int64_t>(fewest, threads); ++more) {
     if (busiest(more) * tiles < busiest(tiles) * more) tiles = more;
   }
   if (tiles <= 1) return limit;
