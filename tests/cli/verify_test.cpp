@@ -328,7 +328,8 @@ TEST(Plan, ReadsMachineModels) {
                                         "name = \"fast\"\nflops_per_second = 6e14\nlink_bytes_per_second = "
                                         "3e11\nlatency_seconds = 1e-5\n");
   const Finished run = tool({"plan", "--world", "8", "--seq", "1m", "--machine", fast});
-  EXPECT_TRUE(has(run.out, "# machine: fast; 6.082e+05 GFLOP/s and 300 GB/s a rank, latency 10 us")) << run.out << run.err;
+  EXPECT_TRUE(has(run.out, "# machine: fast; 6.082e+05 GFLOP/s and 300 GB/s a rank, latency 10 us"))
+      << run.out << run.err;
   EXPECT_FALSE(has(run.out, "default machine description")) << run.out;
   EXPECT_TRUE(has(tool({"plan", "--op", "ssd", "--seq", "1m"}).out, "# note: estimated for a default machine"));
   for (const char* text : {"", "{}", "{\"flops_per_second\": -1}", "{\"flops\": 1}"}) {
