@@ -143,10 +143,10 @@ TEST(SafetensorsHeader, RefusesWhatIsNoReadableFile) {
   expect_bad_path(folder.file("missing.index.json"), "No such file");
   expect_bad_path(folder.path(), "it is a directory");
   ASSERT_EQ(::mkfifo(folder.file("fifo").c_str(), 0600), 0);
-  expect_bad_path(folder.file("fifo"), "no regular file");
+  expect_bad_path(folder.file("fifo"), "not a regular file");
   std::filesystem::create_symlink("loop", folder.file("loop"));
   expect_bad_path(folder.file("loop"), "symbolic links");
-  expect_bad_path("/dev/null", "no regular file");
+  expect_bad_path("/dev/null", "not a regular file");
   expect_bad_path(folder.write("plain", "x") + "/below", "Not a directory");
   if (::geteuid() != 0) {  // permissions don't bind root
     const std::string path = folder.write("unreadable", "x");
