@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -135,6 +136,24 @@ TEST_P(GatedDeltaKernels, TakeExtremesOfGates) {
     const GatedDeltaResult result = run_gated_delta(row(), data);
     EXPECT_EQ(check_gated_delta_accuracy(data, result, rounds_delta_factors(row())), "") << describe(data.spec);
     for (const float value : result.finals) ASSERT_TRUE(std::isfinite(value));
+  }
+}
+
+// Repeated tokens: the roundings of their factors are equal, and do not cancel.
+TEST_P(GatedDeltaKernels, TakeEqualTokens) {
+  for (const GatedDeltaSpec& spec : small()) {
+    for (const float beta : {0.3F, 0.7F, 1.7F}) {
+      GatedDeltaData data = random_gated_delta(spec, {100}, 41);
+      data.spec.qk_l2norm = true;
+      data.q = data.k;
+      for (std::vector<std::byte>* rows : {&data.q, &data.k, &data.v}) {
+        const std::size_t row_bytes = rows->size() / 100;
+        for (std::size_t row = 1; row < 100; ++row) std::copy_n(rows->data(), row_bytes, &(*rows)[row * row_bytes]);
+      }
+      std::ranges::fill(data.log_decay, 0.0F);
+      std::ranges::fill(data.beta, beta);
+      expect_accurate(data);
+    }
   }
 }
 
