@@ -141,14 +141,19 @@ TEST_P(GatedDeltaKernels, TakeExtremesOfGates) {
 
 // Repeated tokens: the roundings of their factors are equal, and do not cancel.
 TEST_P(GatedDeltaKernels, TakeEqualTokens) {
+  std::vector<float> betas{0.3F, 0.7F, 1.7F};
+  if (row().backend == "cpu") betas.push_back(1.9F);  // sm90_gated_delta rounds T, which makes M expand with such beta
   for (const GatedDeltaSpec& spec : small()) {
-    for (const float beta : {0.3F, 0.7F, 1.7F}) {
-      GatedDeltaData data = random_gated_delta(spec, {100}, 41);
+    for (const float beta : betas) {
+      const std::int64_t tokens = beta > 1.8F ? 1000 : 100;
+      GatedDeltaData data = random_gated_delta(spec, {tokens}, 41);
       data.spec.qk_l2norm = true;
       data.q = data.k;
       for (std::vector<std::byte>* rows : {&data.q, &data.k, &data.v}) {
-        const std::size_t row_bytes = rows->size() / 100;
-        for (std::size_t row = 1; row < 100; ++row) std::copy_n(rows->data(), row_bytes, &(*rows)[row * row_bytes]);
+        const std::size_t row_bytes = rows->size() / static_cast<std::size_t>(tokens);
+        for (std::size_t at = row_bytes; at < rows->size(); at += row_bytes) {
+          std::copy_n(rows->data(), row_bytes, &(*rows)[at]);
+        }
       }
       std::ranges::fill(data.log_decay, 0.0F);
       std::ranges::fill(data.beta, beta);
