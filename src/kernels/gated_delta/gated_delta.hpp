@@ -40,7 +40,8 @@
 // scale is applied, but always in the same way: results are bitwise equal for one kernel on one kind of device. A
 // kernel also chooses whether it rounds the factors of chunk products (1 and 3, not 2) to the dtype
 // (rounds_delta_factors()): q, k, their decayed forms, T, u and what it is made of, and the state before a chunk; each
-// is rounded once, and sums are fp32. On x86, CPU kernels treat subnormals as zero in 1 and 3.
+// is rounded once, except that `cpu_gated_delta_amx` has T as a hi/lo pair, and sums are fp32. On x86, CPU kernels
+// treat subnormals as zero in 1 and 3.
 //
 // So a row of o and a final state are pure functions of the sequence's inputs up to there, its initial state and the
 // GatedDeltaSpec. They do not depend on where the task's runs lie in memory, how a sequence is cut into runs, which
@@ -50,9 +51,12 @@
 // (update()), results are equal except for rounding. An initial state of zeros gives the same values as none (zeros may
 // differ in sign).
 //
-// With |k| = 1 and β in [0, 2], M does not expand (‖M‖ ≤ 1), so that errors do not grow from segment to segment. A
-// non-finite value affects the rows after it, and may affect rows before it in the same chunk, but never another
-// sequence, nor a value head that does not read it.
+// With |k| = 1 and β in [0, 2], M does not expand (‖M‖ ≤ 1), so that errors do not grow from segment to segment.
+// Rounded factors are not quite those of such an M. Where keys repeat, terms of T add up to as much as β / (1 − |1 −
+// β|) and cancel. So with a rounded T, as in sm90_gated_delta, M may expand from a β of about 1.8 on. With T as a hi/lo
+// pair M may expand only if β is 2, because rounded keys may be longer than 1. A non-finite value affects the rows
+// after it, and may affect rows before it in the same chunk, but never another sequence, nor a value head that does not
+// read it.
 #pragma once
 
 #include <cstddef>

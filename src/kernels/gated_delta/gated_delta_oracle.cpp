@@ -47,7 +47,8 @@ GatedDeltaOracle::GatedDeltaOracle(const GatedDeltaSpec& spec, bool rounded, con
       log_sums_(static_cast<std::size_t>(spec.decay_dim()), 0.0),
       errors_(state_.size(), 0.0),
       terms_(state_.size(), 0.0),
-      before_segment_(state_.size(), 0.0) {
+      before_segment_(state_.size(), 0.0),
+      equal_errors_(state_.size(), 0.0) {
   if (initial != nullptr) std::copy_n(initial, state_.size(), state_.begin());
 }
 
@@ -67,7 +68,8 @@ void GatedDeltaOracle::begin_token() {
   std::ranges::fill(log_sums_, 0.0);
   for (std::size_t i = 0; i < state_.size(); ++i) {
     // The state itself is a sum over the last chunk's tokens.
-    errors_[i] += epsilon_ * epsilon_ * (terms_[i] + 2.0 * before_segment_[i]);
+    errors_[i] += epsilon_ * epsilon_ * (terms_[i] + 2.0 * before_segment_[i]) + equal_errors_[i] * equal_errors_[i];
+    equal_errors_[i] = 0.0;
     terms_[i] = state_[i] * state_[i];
     if (segment) before_segment_[i] = terms_[i];
   }
@@ -105,15 +107,18 @@ void GatedDeltaOracle::add(std::span<const double> q_row, std::span<const double
       terms_[at] *= squared;
       before_segment_[at] *= squared;
       errors_[at] *= squared * growth * growth;
+      equal_errors_[at] *= alpha * growth;
       read[at - d * values_] += state_[at] * k[d];
       spread[at - d * values_] += k[d] * k[d] * (terms_[at] + 2.0 * before_segment_[at]);
     }
   }
   std::vector<double>& u = read;
   std::vector<double>& lost = spread;
+  std::vector<double> equal(values_, 0.0);
   for (std::size_t c = 0; c < values_; ++c) {
     u[c] = beta * (v[c] - read[c]);
     lost[c] = beta * epsilon_ * beta * epsilon_ * (v[c] * v[c] + spread[c]);
+    if (rounding_ > 0.0) equal[c] = std::copysign(std::sqrt(lost[c]), v[c]);
   }
   std::vector<double> sum(values_, 0.0);
   std::vector<double> error(values_, 0.0);
@@ -123,9 +128,10 @@ void GatedDeltaOracle::add(std::span<const double> q_row, std::span<const double
       state_[at] += k[d] * u[c];
       terms_[at] += k[d] * u[c] * k[d] * u[c];
       errors_[at] += k[d] * k[d] * lost[c];
+      equal_errors_[at] += k[d] * equal[c];
       sum[c] += state_[at] * q[d];
-      error[c] +=
-          q_norm * q_norm * errors_[at] + epsilon_ * epsilon_ * q[d] * q[d] * (terms_[at] + 2.0 * before_segment_[at]);
+      error[c] += q_norm * q_norm * (errors_[at] + equal_errors_[at] * equal_errors_[at]) +
+                  epsilon_ * epsilon_ * q[d] * q[d] * (terms_[at] + 2.0 * before_segment_[at]);
     }
   }
   for (std::size_t c = 0; c < values_; ++c) {
@@ -144,7 +150,8 @@ void GatedDeltaOracle::add(const GatedDeltaTask& task, std::int64_t row, int hea
 std::vector<double> GatedDeltaOracle::state_error() const {
   std::vector<double> errors(values_, 0.0);
   for (std::size_t at = 0; at < state_.size(); ++at) {
-    errors[at % values_] += errors_[at] + epsilon_ * epsilon_ * (terms_[at] + 2.0 * before_segment_[at]);
+    errors[at % values_] += errors_[at] + equal_errors_[at] * equal_errors_[at] +
+                            epsilon_ * epsilon_ * (terms_[at] + 2.0 * before_segment_[at]);
   }
   for (double& error : errors) error = kDeltaDeviations * std::sqrt(error);
   return errors;

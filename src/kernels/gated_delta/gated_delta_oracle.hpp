@@ -25,6 +25,11 @@ namespace ringattn {
 //
 // ε is 2^−24 · √(additions of a sum), and 2^−24 · |G| · √(additions of G) for decays; if the kernel rounds its factors,
 // those of four of them, half of a unit of the dtype divided by √3 each, come on top.
+//
+// Rounded factors of tokens with equal keys, as repeated tokens have, are equal, and so are their roundings. The errors
+// of such tokens do not cancel: within a chunk, whose tokens share a T, they also add up as
+// L[d, c] ← α_d · growth · L[d, c] + k_d · δ_c, with the sign of v_c. L² is added to E². Where keys or values vary at
+// random, L² is about what E² grows by in the chunk.
 class GatedDeltaOracle {
  public:
   // `initial`: [key_dim, value_dim], or null for zero. `rounded`: the kernel rounds factors of chunk products.
@@ -59,6 +64,7 @@ class GatedDeltaOracle {
   std::vector<double> log_sums_;  // [decay_dim]: G
   double epsilon_ = 0.0;
   std::vector<double> errors_, terms_, before_segment_;  // [key_dim, value_dim], squares
+  std::vector<double> equal_errors_;                     // [key_dim, value_dim]: L
 };
 
 }  // namespace ringattn

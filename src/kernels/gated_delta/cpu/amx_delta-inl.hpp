@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A chunk of the gated delta rule by AMX tiles, for bf16 (delta_tiles.hpp). The scheme is that of
 // kernels/gated_delta/gated_delta.hpp; the arithmetic is a target of its own:
-//   T       by substitution in fp32, four rows at a time, ascending in the column; rounded to bf16
+//   T       by substitution in fp32, four rows at a time, ascending in the column; a hi/lo pair, hi before lo
 //   w       v − D(k · S), D the decays up to a row, with S rounded to bf16; rounded
 //   u       T · w, rounded for o, and times the decays after its row for the state
 //   o       scale · (D(q · S) + (decayed q · kᵀ) · u), with the decayed product rounded to bf16
@@ -149,6 +149,13 @@ inline void load_decayed_delta_keys(const DeltaTiles& tiles, const SsdRows& k, c
   release_tiles();
 }
 
+// 32 elements of bf16 in fp32.
+HWY_INLINE void widen_halves(__m512i rounded, RowDims& wide) {
+  const auto widen = [](__m256i half)
+                         HWY_ATTR { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)); };
+  wide = {widen(_mm512_castsi512_si256(rounded)), widen(_mm512_extracti64x4_epi64(rounded, 1))};
+}
+
 // Four rows of T from row `row` of 16 · kBlock … on.
 template <int kBlock>
 HWY_INLINE void invert_delta_rows(const DeltaTiles& tiles, const float* beta, int row) {
@@ -187,8 +194,13 @@ HWY_INLINE void invert_delta_rows(const DeltaTiles& tiles, const float* beta, in
       _mm512_store_ps(target + v * kTileColumns, _mm512_setzero_ps());
     }
     for (int v = 0; v <= kBlock; v += 2) {
-      _mm512_store_si512(left_row(tiles.t, row + r, v / 2, kSsdSteps),
-                         round_to_bf16(sums[r][v], v < kBlock ? sums[r][v + 1] : _mm512_setzero_ps()));
+      const RowDims t{sums[r][v], v < kBlock ? sums[r][v + 1] : _mm512_setzero_ps()};
+      const __m512i hi = round_dims(t);
+      RowDims wide;
+      widen_halves(hi, wide);
+      const RowDims rest{_mm512_sub_ps(t.low, wide.low), _mm512_sub_ps(t.high, wide.high)};
+      _mm512_store_si512(left_row(tiles.t, row + r, v / 2, kSsdSteps), hi);
+      _mm512_store_si512(left_row(tiles.t_lo, row + r, v / 2, kSsdSteps), round_dims(rest));
     }
   }
 }
@@ -272,6 +284,15 @@ HWY_INLINE void make_delta_w(const DeltaTiles& tiles, const DeltaTileHead& head,
   for (int i = first; i < first + kSsdBlock; i += 2) store_delta_pair(row(i), row(i + 1), i, tiles.w);
 }
 
+// T · w of 32 rows.
+HWY_INLINE void multiply_inverse(const DeltaTiles& tiles, const SsdFactor& w, int block) {
+  const std::size_t at = static_cast<std::size_t>(block * kSsdSteps) * 2 * kTileBytes;
+  zero_block();
+  add_block(left_factor(tiles.t + at), w, block + 1);
+  add_block(left_factor(tiles.t_lo + at), w, block + 1);
+  store_block(tiles.products + block * kSsdBlock * kSsdBlock, kSsdBlock);
+}
+
 HWY_INLINE void make_delta_u(const DeltaTiles& tiles, const DeltaTileHead& head, int first) {
   for (int i = first; i < first + kSsdBlock; i += 2) {
     RowDims u[2];
@@ -314,7 +335,7 @@ inline void advance_delta(const DeltaTiles& tiles, const DeltaTileHead& head, fl
     for (int b = 0; b < blocks; ++b) multiply_row_block(tiles.keys.k_rows, s, steps, b, steps, tiles.products);
     for (int b = 0; b < blocks; ++b) make_delta_w(tiles, head, column, b * kSsdBlock);
     const SsdFactor w = right_factor(tiles.w, kSsdSteps);
-    for (int b = 0; b < blocks; ++b) multiply_row_block(tiles.t, w, kSsdSteps, b, b + 1, tiles.products);
+    for (int b = 0; b < blocks; ++b) multiply_inverse(tiles, w, b);
     for (int b = 0; b < blocks; ++b) make_delta_u(tiles, head, b * kSsdBlock);
     if (head.outputs) {
       const SsdFactor u = right_factor(tiles.u, kSsdSteps);

@@ -41,7 +41,7 @@ struct DeltaTileScratch {
     } else {
       arrays.take(tiles.k_columns, kChunkRows, 2 * dim);
     }
-    for (std::byte** factor : {&tiles.t, &tiles.weights}) arrays.take(*factor, kChunkRows, 2 * kChunkRows);
+    for (std::byte** factor : {&tiles.t, &tiles.t_lo, &tiles.weights}) arrays.take(*factor, kChunkRows, 2 * kChunkRows);
     for (float** values : {&tiles.row_decays, &tiles.after_decays, &sums, &beta}) arrays.take(*values, 1, kChunkRows);
     for (std::byte** factor : {&tiles.w, &tiles.u, &tiles.scaled_u}) arrays.take(*factor, kChunkRows, kChunkRows);
     arrays.take(tiles.products, kChunkRows, kChunkRows);

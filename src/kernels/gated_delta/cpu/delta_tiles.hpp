@@ -20,6 +20,7 @@ struct DeltaTiles {
   float* a = nullptr;             // [64, 64]: decayed k · kᵀ below the diagonal, zeros elsewhere
   float* inverse = nullptr;       // [64, 64]: T
   std::byte* t = nullptr;         // left: T, [2 · 32 tokens, 2 steps of tokens, 2, tile]
+  std::byte* t_lo = nullptr;      // what rounding T lost, rounded
   std::byte* weights = nullptr;   // left: decayed q · kᵀ, likewise
   float* row_decays = nullptr;    // [64]: of the chunk up to a token in GDN; KDA: ones
   float* after_decays = nullptr;  // [64]: of the chunk's tokens after a token in GDN; KDA: ones
