@@ -352,7 +352,8 @@ TEST(BadConfigFiles, ThatCanNotBeReadAreFileErrors) {
   const TemporaryFolder folder;
   EXPECT_NE(refusal("run", {"--config", folder.file("none.toml")}, ErrorCode::kFile).find("No such file"),
             std::string::npos);
-  EXPECT_NE(refusal("run", {"--config", folder.path()}, ErrorCode::kFile).find("not a regular file"), std::string::npos);
+  EXPECT_NE(refusal("run", {"--config", folder.path()}, ErrorCode::kFile).find("not a regular file"),
+            std::string::npos);
   const std::string longer = folder.write("long.toml", std::string((std::size_t{1} << 20) + 1, '#'));
   EXPECT_NE(refusal("run", {"--config", longer}, ErrorCode::kFile).find("is too long"), std::string::npos);
 }
