@@ -181,7 +181,7 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
     }
     const Json parsed = Json::parse(line, nullptr, false);
     if (!parsed.is_object()) {
-      fail(ErrorCode::kFile, fmt::format("line {} of {} is no JSON object", number, path),
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is not a JSON object", number, path),
            fmt::format("{} takes lines that bench or bench/peers wrote", flag), kAdvice);
     }
     const auto schema = parsed.find("schema");

@@ -164,7 +164,7 @@ def reduce_gradients(parameters: Iterable, gradients: Iterable, *, world: World 
             refuse(f"parameter {place} is {type(parameter).__name__}", "it should be a NumPy array or a PyTorch tensor",
                    "Pass list(model.parameters()).")  # fmt: skip
         if kind_of(parameter) is not kind_of(parameters[0]) or device_of(parameter) != device_of(parameters[0]):
-            refuse(f"parameter {place} lies elsewhere than the first one", "one call adds gradients of one device",
+            refuse(f"parameter {place} is on another device than the first one", "one call adds gradients of one device",
                    "Call it for each device.")  # fmt: skip
         if type_name(parameter.dtype) not in _FLOATING:
             refuse(f"parameter {place} is {type_name(parameter.dtype)}", "sums are fp32, rounded to float32, float16 or bfloat16",

@@ -245,7 +245,7 @@ def _files_of(path: str) -> dict[str, str]:
         if not isinstance(file, str):
             refuse(f"the file of tensor {quoted(name)} is not a name")
         if _CONTROL.search(file) or {"", ".", ".."} & set(file.split("/")):
-            refuse(f"tensor {quoted(name)} lies in {quoted(file)}, which is not a file inside the index's folder")
+            refuse(f"tensor {quoted(name)} is in {quoted(file)}, which is not a file inside the index's folder")
     files = {file: os.path.join(os.path.dirname(path), file) for file in said.values()}
     if len(files) > _INDEX_FILES:
         refuse(f"its tensors lie in more than {_INDEX_FILES} files")

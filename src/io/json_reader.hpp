@@ -12,7 +12,7 @@
 
 namespace ringattn {
 
-// Prefix and suggestion of messages about a text: "PATH is no valid KIND (why). Suggestion."
+// Prefix and suggestion of messages about a text: "PATH is not a valid KIND (why). Suggestion."
 struct TextSource {
   std::string path;
   std::string_view kind;  // "safetensors file"

@@ -130,7 +130,7 @@ class RopeReader {
     }
     if (found == nullptr) return nullptr;
     if (!found->is_object()) {
-      rope_.refusal = "rope_parameters is no object";
+      rope_.refusal = "rope_parameters is not an object";
       return nullptr;
     }
     const bool nested = std::ranges::any_of(found->members, [](const auto& member) {

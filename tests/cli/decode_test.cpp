@@ -245,6 +245,10 @@ TEST(PlanDecode, EstimatesCpuStepsByTheMemoryRate) {
   // By default it takes longer to pack a cache of few rows, and less with more threads.
   const Finished one = tool(job + Words{"--threads", "1"});
   EXPECT_GT(number(one, "/rows/0/estimated_ms"), number(tool(job + Words{"--threads", "4"}), "/rows/0/estimated_ms"));
+  // The busiest rank has the work tiles of its KV split, however many ranks have none.
+  const Finished many = tool({"plan", "--op", "decode", "--seq", "64k", "--backend", "cpu", "--threads", "4", "--world",
+                              "8,64", "--json", "-"});
+  EXPECT_EQ(number(many, "/rows/0/estimated_ms"), number(many, "/rows/1/estimated_ms"));
 }
 
 TEST(BenchDecode, MeasuresLengthsAndBatches) {

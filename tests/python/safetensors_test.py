@@ -168,7 +168,7 @@ class Reader(Case):
             ("isn't JSON in UTF-8", "{"),
             ("nested deeper than 16 levels", "[" * 100_000),
             ("it names `q` twice", '{"weight_map":{"q":"%s","q":"%s"}}' % (name, name)),
-            ("the file of tensor `q` is no name", json.dumps({"weight_map": {"q": 3}})),
+            ("the file of tensor `q` is not a name", json.dumps({"weight_map": {"q": 3}})),
             *(("is not a file inside the index's folder", json.dumps({"weight_map": {"q": file}}))
               for file in ("/dev/zero", "../a", "", "a/../b", "./a", "a\0")),
         ):  # fmt: skip

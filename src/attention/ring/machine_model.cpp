@@ -42,7 +42,8 @@ struct TextMember {
   std::string MachineModel::*value;
 };
 
-// Tokens that a rank of one thread computes in the time that is measured, rounded to a power of two, and 16 in twice.
+// Tokens of the job that is measured (ops/jobs/measure.hpp). Their number depends on the rate: in the time that is
+// measured, one thread of a Xeon computes half as many, and 16 threads twice as many.
 constexpr std::int64_t kMeasuredTokens = 16384;
 
 constexpr TextMember kTexts[] = {{"name", &MachineModel::name}, {"kernel", &MachineModel::kernel}};

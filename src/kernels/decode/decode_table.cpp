@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kernels/attention/cpu/cpu_attention.hpp"
-#include "kernels/common/cpu/amx.hpp"
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/decode/cpu/cpu_decode.hpp"
 #ifdef RINGATTN_HAVE_CUDA

@@ -215,7 +215,7 @@ void JobInput::take_numerics(const Numerics& numerics, const TopKDevice& target)
     if (job_.positions == nullptr) job_.batch.sequences = aligned_to_end(job_.batch.sequences, spec.mask);
     if (decodes_ && (job_.positions != nullptr || !queries_end_keys(job_.batch.sequences))) {
       decodes_ = false;
-      not_decoded_reason_ = "queries stand elsewhere than at the end of what is left of their sequences";
+      not_decoded_reason_ = "queries are not the last tokens of what is left of their sequences";
     }
   }
   check_job(job_);

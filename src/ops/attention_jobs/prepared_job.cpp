@@ -12,7 +12,7 @@
 namespace ringattn {
 
 DecodeOptions decode_options(const Options& options) {
-  // The host has lengths and tables, and checks them.
+  // Tables need no check on the device: they are in host memory, and are checked there.
   return {.kernel = options.kernel,
           .memory_budget = options.memory_budget,
           .check_tables = false,
@@ -61,8 +61,8 @@ PreparedJob::PreparedJob(JobInput input, Transport& transport, Options options, 
 
 KernelShape PreparedJob::tiles() {
   if (!input_.decodes()) return ring().plan.kernel;
-  // Decoded rows have the key tiles of the attention kernel of the same name; where there is none, all
-  // rows of a step at once.
+  // Decoded rows have the key tiles of the attention kernel with the same name. Without one, all rows of a step share
+  // their tiles.
   const AttentionSpec spec = decode_spec(input_).attention;
   const auto same = [&](const AttentionRow& row) { return row.name == kernel().name; };
   if (std::ranges::none_of(kernel_table<AttentionSpec>(), same)) return {step_->key_tile, kMaxDecodeRows};

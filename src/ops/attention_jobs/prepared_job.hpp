@@ -21,12 +21,12 @@ namespace ringattn {
 // A job's options for Decode.
 DecodeOptions decode_options(const Options& options);
 
-// The step of `input` with the kernel that `request` chooses, on `ranks` ranks, each with `threads` threads of a host
-// kernel (0: the processors that this process may use). Throws what choosing throws.
+// The decode step of `input` with the kernel that `request` chooses, on `ranks` ranks, each with `threads` threads of a
+// host kernel (0: the processors that this process may use). Throws the errors of the kernel choice.
 DecodePlanSummary summarize_decode_plan(const JobInput& input, const KernelRequest& request, int ranks, int threads,
                                         KernelScope scope = KernelScope::kThisMachine);
 
-// All calls are collective; the transport outlives the object.
+// Each call is collective. The transport outlives the object.
 class PreparedJob {
  public:
   // Makes the op class for an input on which the ranks have agreed: kernel, plan, memory. `heads_at_a_time` is
@@ -35,32 +35,32 @@ class PreparedJob {
 
   const JobInput& input() const { return input_; }
   const Collective& collective() const { return collective_; }
-  // The one that input().op() says is there, and input().decodes(): for MLA that is decoded, decode() is in_latent().
+  // The op that input().op() and input().decodes() select; for MLA that is decoded, decode() is in_latent().
   Attention& attention() { return *attention_; }
   Decode& decode() { return mla_decode_ ? mla_decode_->in_latent() : *decode_; }
   Mla& latent() { return *latent_; }
-  // Plan of decode(), with the memory that its budget has to hold.
+  // Plan of decode(), including the memory that its budget must hold.
   const DecodePlanSummary& step() const { return *step_; }
 
   // Kernel, plan and layout of attention() or latent().
   RingOp ring() { return latent_ ? ring_op(*latent_) : ring_op(*attention_); }
 
-  // Whatever the op: backend and kernel.
+  // Backend and kernel of the op.
   Backend& backend() { return input_.decodes() ? decode().backend() : ring().backend; }
   const KernelEntry& kernel() {
     if (input_.decodes()) return *decode().kernel().row;
     return *ring().kernel.row;
   }
   int threads() { return input_.decodes() ? decode().options().threads : ring().options.threads; }
-  // The steps that input() decodes(): `caches` as of LoadedDecode.
+  // Loads the decode steps of input(). `caches`: as in LoadedDecode.
   std::unique_ptr<LoadedDecode> load_decode(const ProgressCallback& on_progress = {}, int caches = 1);
 
-  // The tiles of the kernel.
+  // The tile sizes of the kernel.
   KernelShape tiles();
 
-  // The rows of attention() or latent(), to be computed any number of times.
+  // Loads the rows of attention() or latent(), to be computed any number of times.
   std::unique_ptr<LoadedJob> load(const ProgressCallback& on_progress = {});
-  // Reads, computes, fetches.
+  // Loads, computes and fetches.
   RankResult compute(const ProgressCallback& on_progress = {});
 
  private:

@@ -135,7 +135,7 @@ class DecodePlan final : public OpPlan {
     HostWork work = choice_.row->host_work(spec, *backend_, step.job.limits.rows);
     const double keys = share * job_flops(input_) / work.flops;
     for (WorkPhase& phase : work.phases) {
-      phase.tiles = static_cast<double>(step.job.limits.sequences * step.kv_splits * spec.attention.kv_heads) / ranks;
+      phase.tiles = share * static_cast<double>(step.job.limits.sequences * step.kv_splits * spec.attention.kv_heads);
       phase.vector_seconds *= keys;
       phase.amx_seconds *= keys;
       phase.bytes = share * step.bytes_read;

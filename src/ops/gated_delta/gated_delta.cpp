@@ -53,7 +53,7 @@ void check_row_budget(const GatedDeltaJob& job, int world, std::size_t budget) {
 SsmPlanSummary summarize_gated_delta_plan(const GatedDeltaJob& job,
                                           const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
                                           const GatedDeltaKernel& kernel, const MachineModel& machine,
-                                          const RateOfTokens& rate) {
+                                          const RateOfTokens& rate, double carry_scale) {
   Layout layout = ssm_layout(job.lengths, runs, world, kGatedDeltaUnit);
   StateHops hops = state_hops(layout);
   SsmPlanSummary summary{std::move(layout), std::move(hops), {}, 0.0, {{0, job.spec.value_heads}}};
@@ -92,7 +92,7 @@ SsmPlanSummary summarize_gated_delta_plan(const GatedDeltaJob& job,
     const std::int64_t longest = *std::ranges::max_element(job.lengths);
     carry = std::max(carry, kernel.carry_seconds(1, (longest + kSegmentTokens - 1) / kSegmentTokens));
   }
-  if (!job.update) summary.seconds += carry;
+  if (!job.update) summary.seconds += carry * carry_scale;
   return summary;
 }
 

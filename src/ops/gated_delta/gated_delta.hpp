@@ -60,12 +60,13 @@ struct GatedDeltaOutputs {
 };
 
 // Layout, memory and time of a job, from its shape and kernel. `runs`: as in SsmOptions. `machine`: the same on all
-// ranks. `rate`: the kernel's FLOPs a second by the tokens of a rank; null: that of `machine`. No ranks run here.
-// Throws kUsage for runs or lengths that are not valid, kMemory for too many segments.
+// ranks. `rate`: the kernel's FLOPs a second by the tokens of a rank; null: that of `machine`. `carry_scale`: the time
+// of the carry relative to GatedDeltaKernel::carry_seconds(). No ranks run here. Throws kUsage for runs or lengths that
+// are not valid, kMemory for too many segments.
 SsmPlanSummary summarize_gated_delta_plan(const GatedDeltaJob& job,
                                           const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
                                           const GatedDeltaKernel& kernel, const MachineModel& machine,
-                                          const RateOfTokens& rate = {});
+                                          const RateOfTokens& rate = {}, double carry_scale = 1.0);
 
 class GatedDelta {
  public:

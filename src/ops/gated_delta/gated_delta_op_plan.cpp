@@ -38,9 +38,10 @@ class GatedDeltaPlan final : public OpPlan {
   PlanRow row(int world, Route, bool details, JsonWriter& json) override {
     // Uses the ranges of heads of a run, which does not know a measured machine.
     SsmPlanSummary summary = summarize_gated_delta_plan(job_, {}, world, *kernel_, assumed_);
-    summary.seconds = summarize_gated_delta_plan(job_, {}, world, *kernel_, assumed_, [this](std::int64_t tokens) {
-                        return rate(tokens);
-                      }).seconds;
+    // A machine carries states as much faster than the default one as it computes rows.
+    const double carry_scale = choice_.row->speed(job_.spec, *backend_) / rate(kManyTokens);
+    const auto rate_of = [this](std::int64_t tokens) { return rate(tokens); };
+    summary.seconds = summarize_gated_delta_plan(job_, {}, world, *kernel_, assumed_, rate_of, carry_scale).seconds;
     check_budget(summary.max_memory(), request_.options.memory_budget);
     const std::int64_t state = state_bytes(job_.spec);
     ContiguousPlan plan{summary.layout,

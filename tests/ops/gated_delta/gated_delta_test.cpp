@@ -165,6 +165,28 @@ TEST(GatedDeltaOp, PlansWhatIsPassedOn) {
   const double compute = gated_delta_token_flops(job.spec) * static_cast<double>(most) / machine.flops_per_second;
   EXPECT_DOUBLE_EQ(plan.seconds, compute + kernel->carry_seconds(1, 9));
   EXPECT_GT(kernel->carry_seconds(1, 9), 0.0);
+  EXPECT_EQ(kernel->carry_seconds(1, 1), 0.0) << "no state comes before the only segment";
+  EXPECT_DOUBLE_EQ(summarize_gated_delta_plan(job, {}, 4, *kernel, machine, {}, 0.5).seconds,
+                   compute + kernel->carry_seconds(1, 9) / 2);
+}
+
+// Estimates count the work items that kernels make: heads of a key head share an item unless threads lack items.
+TEST(GatedDeltaOp, EstimatesCountTheItemsOfAKernel) {
+  GatedDeltaSpec spec = small_delta(false);
+  spec.value_heads = 8;
+  spec.key_heads = 1;
+  for (const KernelRow<GatedDeltaSpec>& row : kernel_table<GatedDeltaSpec>()) {
+    if (row.backend != "cpu") continue;
+    const auto backend = row.make_backend({16, kNoDevice});
+    const auto items = [&](std::int64_t tokens) { return row.host_work(spec, *backend, tokens).phases[0].tiles; };
+    const bool shares = row.name == "cpu_gated_delta_amx";
+    EXPECT_EQ(items(1), 8.0) << row.name;
+    EXPECT_EQ(items(31 * kSegmentTokens), 31.0 * 8) << row.name;
+    EXPECT_EQ(items(32 * kSegmentTokens), 32.0 * (shares ? 2 : 8)) << row.name;
+    spec.key_decays = true;
+    EXPECT_EQ(items(32 * kSegmentTokens), 32.0 * 8) << row.name << ": each head has products of its own";
+    spec.key_decays = false;
+  }
 }
 
 }  // namespace

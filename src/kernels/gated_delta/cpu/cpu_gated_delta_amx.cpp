@@ -17,6 +17,9 @@ namespace {
 
 constexpr int kDeltaTileHeads = 4;  // value heads that share the products of keys, and whose states fit into L2
 
+// Value heads that a work item may have. With decays of key dims, each head has its own products of keys.
+int max_heads_of(const GatedDeltaSpec& spec) { return spec.key_decays ? 1 : kDeltaTileHeads; }
+
 // One thread's scratch.
 struct DeltaTileScratch {
   DeltaTiles tiles;
@@ -57,7 +60,7 @@ struct DeltaTileScratch {
 class CpuGatedDeltaAmx final : public DeltaSegments {
  public:
   CpuGatedDeltaAmx(const GatedDeltaSpec& spec, const CpuBackend& backend)
-      : DeltaSegments(spec, backend, spec.key_decays ? 1 : kDeltaTileHeads, DeltaTileScratch::floats(spec)),
+      : DeltaSegments(spec, backend, max_heads_of(spec), DeltaTileScratch::floats(spec)),
         tile_ops_(*delta_tile_ops()) {}
 
  private:
@@ -181,7 +184,7 @@ double cpu_gated_delta_amx_speed(const Backend& backend) {
 
 // Measured as in cpu_gated_delta.cpp.
 HostWork cpu_gated_delta_amx_work(const GatedDeltaSpec& spec, const Backend& backend, std::int64_t tokens) {
-  return delta_work(spec, backend, tokens, kDeltaTileHeads, 5e11, 2.0);
+  return delta_work(spec, backend, tokens, max_heads_of(spec), 5e11, 2.0);
 }
 
 std::unique_ptr<GatedDeltaKernel> make_cpu_gated_delta_amx(const GatedDeltaSpec& spec, Backend& backend) {

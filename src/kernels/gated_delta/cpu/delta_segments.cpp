@@ -18,6 +18,13 @@ namespace {
 
 constexpr std::int64_t kItemsPerHeartbeat = 4;  // segments of heads per thread, between heartbeats
 
+// Value heads of a work item. They are heads of one key head, and only one if there were too few items otherwise.
+int heads_of_item(const GatedDeltaSpec& spec, std::int64_t segments, int heads, int max_heads, int threads) {
+  constexpr std::int64_t kItemsPerThread = 4;
+  const int most = std::min(spec.heads_per_key(), max_heads);
+  return segments * heads / most < kItemsPerThread * threads ? 1 : most;
+}
+
 int delta_thread() {
 #ifdef _OPENMP
   return omp_get_thread_num();
@@ -31,11 +38,11 @@ int delta_thread() {
 HostWork delta_work(const GatedDeltaSpec& spec, const Backend& backend, std::int64_t tokens, int max_heads,
                     double flops_per_second, double transition) {
   const int threads = static_cast<const CpuBackend&>(backend).threads();
-  const auto rows = static_cast<double>(tokens);
-  const double segments = std::ceil(rows / static_cast<double>(kSegmentTokens));
-  const double flops = 6.0 * spec.value_heads * spec.key_dim * spec.value_dim * rows;
-  const int heads_of_key = spec.value_heads / spec.key_heads;
-  const int items_of_key = (heads_of_key + max_heads - 1) / max_heads;
+  const std::int64_t count = (tokens + kSegmentTokens - 1) / kSegmentTokens;
+  const auto segments = static_cast<double>(count);
+  const double flops = 6.0 * spec.value_heads * spec.key_dim * spec.value_dim * static_cast<double>(tokens);
+  const int heads = heads_of_item(spec, count, spec.value_heads, max_heads, threads);
+  const int items_of_key = (spec.heads_per_key() + heads - 1) / heads;
   WorkPhase finish{.tiles = segments * spec.key_heads * items_of_key, .vector_seconds = flops / flops_per_second};
   finish.regions = std::ceil(finish.tiles / static_cast<double>(kItemsPerHeartbeat * threads));
   WorkPhase accumulate = finish;
@@ -67,9 +74,10 @@ DeltaSegments::DeltaSegments(const GatedDeltaSpec& spec, const CpuBackend& backe
   thread_floats_ = (floats + kVectorAlignment - 1) / kVectorAlignment * kVectorAlignment;
 }
 
+// The first segment of a sequence has no state before it, so nothing is multiplied for it.
 double DeltaSegments::carry_seconds(std::int64_t runs, std::int64_t segments) const {
-  return 2.0 * spec_.key_dim * static_cast<double>(state_floats(spec_) * runs * segments) /
-         (ops_.flops_per_second * threads_);
+  const std::int64_t products = runs * std::max<std::int64_t>(0, segments - 1);
+  return 2.0 * spec_.key_dim * static_cast<double>(state_floats(spec_) * products) / (ops_.flops_per_second * threads_);
 }
 
 std::size_t DeltaSegments::scratch_bytes(const GatedDeltaLimits& limits) const {
@@ -183,12 +191,11 @@ void DeltaSegments::for_each_segment(const GatedDeltaTask& task, const HeadRange
     }
   }
   const int of_key = spec_.heads_per_key();
-  constexpr std::int64_t kItemsPerThread = 4;
-  const bool few = std::ssize(segments) * heads.count / std::min(of_key, max_heads_) < kItemsPerThread * threads_;
+  const int most = heads_of_item(spec_, std::ssize(segments), heads.count, max_heads_, threads_);
   std::vector<HeadRange> items;
   for (int head = heads.first; head < heads.end();) {
     const int next_key = (head / of_key + 1) * of_key;
-    const int count = few ? 1 : std::min({max_heads_, next_key - head, heads.end() - head});
+    const int count = std::min({most, next_key - head, heads.end() - head});
     items.push_back({head, count});
     head += count;
   }

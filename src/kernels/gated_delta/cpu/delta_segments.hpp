@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/common/host_work.hpp"
