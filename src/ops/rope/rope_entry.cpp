@@ -85,7 +85,7 @@ class LoadedRope final : public RowKernel {
   std::vector<RopeTensor> tensors_;
 };
 
-// Those of q and k that a file has; for synthetic input both.
+// q and k, or the one of them that a file has. Synthetic input has both.
 std::vector<RowTensor> tensors_of(const OpRequest& request) {
   std::vector<RowTensor> tensors{{"q", request.settings.heads, request.settings.head_dim},
                                  {"k", request.settings.kv_heads, request.settings.head_dim}};
