@@ -32,6 +32,7 @@ from collections.abc import Iterable
 from typing import Any
 from xml.sax.saxutils import escape
 
+import cpu_tables
 import result_lines
 from result_lines import CUDNN, FLASH, FLASH_MLA, OURS, ROOT, SPARSE, SSM, BadLine, Curve, Group, Job, Line, Point
 from result_lines import Step, StepTime, best_steps, flag_value, is_missing, medians, reports, size, step_share, timed_lines
@@ -256,15 +257,6 @@ def sums(group: Group) -> str:
     rows = [["mean of (O − exact) / exact", *(f"{size(length)} keys" for length in lengths)]]
     for name in dict.fromkeys(name for name, _ in found):
         rows.append([name, *(f"{found[name, length]:.1e}".replace("-", "−") for length in lengths)])
-    return columns(rows)
-
-
-def cpu(group: Group) -> str:
-    rows = [["bf16, 8/2 heads of 128, causal", "time", "TFLOP/s per rank", "digest of O"]]
-    for line in sorted(group.lines, key=lambda line: (line["tokens"], line["ranks"])):
-        name = "1 rank with 16 threads" if line["ranks"] == 1 else f"{line['ranks']} ranks under mpirun"
-        cells = [f"{line['time_ms'] / 1e3:#.3g} s", f"{line['tflops_per_rank']:#.3g}", digest(line["digest"]["out"])]
-        rows.append([f"{size(line['tokens'])} tokens, {name}", *cells])
     return columns(rows)
 
 
@@ -745,6 +737,7 @@ PAGES: dict[str, dict[str, Place]] = {  # the places of each page; the first gro
     "README.md": {
         "measured": (measured, *README_GROUPS),
         "speed": (speed, "one-gpu"),
+        "cpu": (lambda group: columns(cpu_tables.readme_rows(group)), "cpu"),
         "two-million": (two_million, "two-million"),
     },
     "docs/compression.md": {"accuracy": (compression,)},
@@ -756,7 +749,7 @@ PAGES: dict[str, dict[str, Place]] = {  # the places of each page; the first gro
         "scaling": (scaling, "scaling", "two-million"),
         "two-million": (two_million, "two-million"),
         "layers": (layers, "layers"),
-        "cpu": (cpu, "cpu"),
+        "cpu": (lambda group: columns(cpu_tables.rows(group)), "cpu"),
         "decode": (decode, "decode"),
         "pages": (pages, "pages"),
         "sparse": (sparse, "sparse"),
