@@ -9,13 +9,10 @@
 #include <optional>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "base/rank_liveness.hpp"
 #include "kernels/attention/cpu/attention_state.hpp"
 #include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/cpu/thread_number.hpp"
 #include "kernels/common/registry.hpp"
 #include "kernels/decode/cache_partition.hpp"
 #include "kernels/decode/cache_update.hpp"
@@ -34,14 +31,6 @@ constexpr int kNoTile = std::numeric_limits<int>::max();
 
 std::int64_t kv_splits_of(const TileRange& tiles) {
   return tiles.empty() ? 0 : (tiles.end - 1) / kTilesPerKvSplit + 1 - tiles.begin / kTilesPerKvSplit;
-}
-
-int thread_number() {
-#ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
 }
 
 // One thread's scratch: views into one allocation.

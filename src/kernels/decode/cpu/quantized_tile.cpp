@@ -198,7 +198,7 @@ struct Fp8Tables {
   __m512i lower;
   __m512i upper;
 };
-// What an element less its index is.
+// An element minus its index into the tables.
 RINGATTN_INLINE __m512i fp8_rest(__m512i x) {
   return _mm512_subs_epu8(_mm512_and_si512(x, _mm512_set1_epi8(0x70)), _mm512_set1_epi8(0x10));
 }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/gated_delta/cpu/cpu_gated_delta_amx.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "kernels/common/cpu/amx.hpp"
+#include "kernels/common/cpu/amx_spec.hpp"
 #include "kernels/gated_delta/cpu/cpu_gated_delta.hpp"
 #include "kernels/gated_delta/cpu/delta_segments.hpp"
 #include "kernels/gated_delta/cpu/delta_tiles.hpp"
@@ -166,12 +165,7 @@ class CpuGatedDeltaAmx final : public DeltaSegments {
 
 std::vector<std::string> cpu_gated_delta_amx_missing(const GatedDeltaSpec& spec) {
   std::vector<std::string> missing = cpu_gated_delta_missing(spec);
-  if (spec.dtype != Dtype::kBf16) missing.push_back(std::string(dtype_name(spec.dtype)) + " (supported: bf16)");
-  const auto check = [&missing](const char* name, int dim) {
-    if (dim % 32 != 0) missing.push_back(fmt::format("{} {} (supported: multiples of 32)", name, dim));
-  };
-  check("key_dim", spec.key_dim);
-  check("value_dim", spec.value_dim);
+  require_amx_tiles(missing, spec.dtype, {{"key_dim", spec.key_dim}, {"value_dim", spec.value_dim}});
   return missing;
 }
 

@@ -5,11 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "base/rank_liveness.hpp"
+#include "kernels/common/cpu/thread_number.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
 
 namespace ringattn::cpu {
@@ -23,14 +20,6 @@ int heads_of_item(const GatedDeltaSpec& spec, std::int64_t segments, int heads, 
   constexpr std::int64_t kItemsPerThread = 4;
   const int most = std::min(spec.heads_per_key(), max_heads);
   return segments * heads / most < kItemsPerThread * threads ? 1 : most;
-}
-
-int delta_thread() {
-#ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
 }
 
 }  // namespace
@@ -151,7 +140,7 @@ void DeltaSegments::update(const GatedDeltaUpdate& update, Stream) {
 }
 
 float* DeltaSegments::thread_memory() const {
-  return reinterpret_cast<float*>(scratch_.data()) + static_cast<std::size_t>(delta_thread()) * thread_floats_;
+  return reinterpret_cast<float*>(scratch_.data()) + static_cast<std::size_t>(thread_number()) * thread_floats_;
 }
 
 float* DeltaSegments::state_at(std::int64_t segment, int head) const {

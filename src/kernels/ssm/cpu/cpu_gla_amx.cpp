@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ssm/cpu/cpu_gla_amx.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "kernels/common/cpu/amx.hpp"
+#include "kernels/common/cpu/amx_spec.hpp"
 #include "kernels/ssm/cpu/cpu_gla.hpp"
 #include "kernels/ssm/cpu/gla_tiles.hpp"
 #include "kernels/ssm/cpu/ssd_levels.hpp"
@@ -113,12 +112,7 @@ class CpuGlaAmx final : public SsdLevels {
 
 std::vector<std::string> cpu_gla_amx_missing(const SsmSpec& spec) {
   std::vector<std::string> missing = cpu_gla_missing(spec);
-  if (spec.dtype != Dtype::kBf16) missing.push_back(std::string(dtype_name(spec.dtype)) + " (supported: bf16)");
-  const auto check = [&missing](const char* name, int dim) {
-    if (dim % 32 != 0) missing.push_back(fmt::format("{} {} (supported: multiples of 32)", name, dim));
-  };
-  check("head_dim", spec.head_dim);
-  check("state_dim", spec.state_dim);
+  require_amx_tiles(missing, spec.dtype, {{"head_dim", spec.head_dim}, {"state_dim", spec.state_dim}});
   return missing;
 }
 

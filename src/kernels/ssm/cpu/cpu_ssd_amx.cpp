@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ssm/cpu/cpu_ssd_amx.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "kernels/common/cpu/amx.hpp"
+#include "kernels/common/cpu/amx_spec.hpp"
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #include "kernels/ssm/cpu/ssd_levels.hpp"
 #include "kernels/ssm/cpu/ssd_tiles.hpp"
@@ -120,12 +119,7 @@ class CpuSsdAmx final : public SsdLevels {
 
 std::vector<std::string> cpu_ssd_amx_missing(const SsmSpec& spec) {
   std::vector<std::string> missing = cpu_ssd_missing(spec);
-  if (spec.dtype != Dtype::kBf16) missing.push_back(std::string(dtype_name(spec.dtype)) + " (supported: bf16)");
-  const auto check = [&missing](const char* name, int dim) {
-    if (dim % 32 != 0) missing.push_back(fmt::format("{} {} (supported: multiples of 32)", name, dim));
-  };
-  check("head_dim", spec.head_dim);
-  check("state_dim", spec.state_dim);
+  require_amx_tiles(missing, spec.dtype, {{"head_dim", spec.head_dim}, {"state_dim", spec.state_dim}});
   return missing;
 }
 

@@ -6,11 +6,8 @@
 #include <cstring>
 #include <limits>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "base/rank_liveness.hpp"
+#include "kernels/common/cpu/thread_number.hpp"
 #include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
 
@@ -19,14 +16,6 @@ namespace ringattn::cpu {
 namespace {
 
 constexpr std::int64_t kWorkTilesPerHeartbeat = 4;  // per thread, between heartbeats
-
-int thread_number() {
-#ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
 
 float* floats_of(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
 
